@@ -1,0 +1,37 @@
+"""Every error that this project raises on purpose.
+
+    WorkerError
+    ├── InvalidRequest       the client's fault: one line per bad field, with its value and its bounds
+    ├── GenerationError      ours: the client gets an id, the traceback stays in the log
+    └── StartupError         the process ends before it takes a job
+        ├── SettingsError    an environment variable: its name, its value and an example
+        └── CheckpointError  weights or configurations: all differences in one message
+"""
+
+
+class WorkerError(Exception):
+    """Root of the tree; its text is one clear message for people."""
+
+
+class InvalidRequest(WorkerError):
+    """A job that cannot be run as it was asked; `problems` has one line per bad field."""
+
+    def __init__(self, problems: list[str]):
+        self.problems = problems
+        super().__init__("; ".join(problems))
+
+
+class GenerationError(WorkerError):
+    """The worker failed to make a picture from a valid request."""
+
+
+class StartupError(WorkerError):
+    """The worker, or the builder, cannot begin."""
+
+
+class SettingsError(StartupError):
+    """An environment variable holds what cannot be used."""
+
+
+class CheckpointError(StartupError):
+    """Weights, configurations or a baked folder that are not what they should be."""

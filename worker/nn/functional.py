@@ -1,0 +1,35 @@
+"""A Flax NNX module as a pure function of a flat parameter dictionary."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import nnx, traverse_util
+
+
+@dataclass(frozen=True)
+class Functional:
+    """`shapes`: dotted path -> shape, the names of the checkpoint; `apply(params, *args, method=...)` is pure."""
+
+    shapes: dict[str, jax.ShapeDtypeStruct]
+    apply: Callable[..., Any]
+
+
+def functional(module: nnx.Module) -> Functional:
+    """Split an abstract module once; merging happens only while a caller traces `apply`.
+
+    Raises ValueError when `apply` is given other names than `shapes`.
+    """
+    graph, state = nnx.split(module)
+    nested: dict[tuple[Any, ...], Any] = traverse_util.flatten_dict(nnx.to_pure_dict(state))
+    paths = {".".join(map(str, path)): path for path in nested}
+    shapes: dict[str, jax.ShapeDtypeStruct] = {name: nested[path] for name, path in paths.items()}
+
+    def apply(params: dict[str, Any], *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
+        if params.keys() != paths.keys():
+            raise ValueError(f"parameters differ: {sorted(params.keys() ^ paths.keys())[:10]}")
+        tree = traverse_util.unflatten_dict({paths[name]: value for name, value in params.items()})
+        return getattr(nnx.merge(graph, tree), method)(*args, **kwargs)
+
+    return Functional(shapes, apply)

@@ -1,0 +1,17 @@
+"""Which implementation carries out the heavy operations."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A choice per operation: equal results, other speed.
+
+    `attention`: "xla" everywhere; "cudnn" is the fused kernel of NVIDIA GPUs.
+    `convolution`: "xla" is `lax.conv_general_dilated`; "shifted" writes a 3x3 convolution as one matrix
+    product over shifted slices, which is quicker on CPUs.
+    """
+
+    attention: Literal["xla", "cudnn"] = "xla"
+    convolution: Literal["xla", "shifted"] = "xla"
