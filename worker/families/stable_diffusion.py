@@ -1,0 +1,88 @@
+"""Stable Diffusion 1.x and 2.x (Rombach et al. 2022, arXiv 2112.10752), in-painting and LCM checkpoints included."""
+
+from functools import partial
+from typing import Any
+
+from worker.families.family import Defaults, Family, Part, TextCondition
+from worker.families.tiny import autoencoder, clip_text, model_index, scheduler, tokenizer, unet
+from worker.models.autoencoder import Autoencoder, AutoencoderConfig
+from worker.models.clip_text import CLIPText, CLIPTextConfig, CLIPTextOutput
+from worker.models.unet import UNet, UNetConfig
+
+UNET = Part("unet", "unet", UNetConfig.from_json, UNet)
+AUTOENCODER = Part("vae", "autoencoder", AutoencoderConfig.from_json, Autoencoder)
+
+
+def text_encoder(name: str, *, projected: bool) -> Part:
+    """A CLIP text encoder; `projected` says that its pooled output has a projection."""
+    return Part(name, "clip_text", partial(CLIPTextConfig.from_json, projected=projected), CLIPText)
+
+
+def _compose_text(outputs: tuple[CLIPTextOutput, ...]) -> TextCondition:
+    return TextCondition(outputs[0].last, None)
+
+
+def _tiny(pipeline: str, scheduler_json: dict[str, Any], unet_json: dict[str, Any], text_json: dict[str, Any]):
+    return {
+        "model_index": model_index(pipeline, scheduler_json, ("text_encoder",)),
+        "scheduler": scheduler_json,
+        "tokenizer": tokenizer(pad=text_json.pop("pad")),
+        "text_encoder": clip_text(**text_json),
+        "unet": unet(**unet_json),
+        "vae": autoencoder(scaling_factor=0.18215),
+    }
+
+
+_SD1_TEXT = {"hidden_size": 40, "num_hidden_layers": 2, "num_attention_heads": 5, "intermediate_size": 72}
+_SD2_TEXT = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 88}
+_SD1_UNET = {"cross_attention_dim": 40, "attention_head_dim": 4}
+_SD2_UNET = {"cross_attention_dim": 48, "attention_head_dim": [2, 4, 6], "use_linear_projection": True}
+_PNDM = {"steps_offset": 1, "skip_prk_steps": True, "set_alpha_to_one": False, "clip_sample": False}
+_QUICK = {"hidden_act": "quick_gelu", "pad": "<|endoftext|>"}
+_EXACT = {"hidden_act": "gelu", "pad": "!"}
+
+STABLE_DIFFUSION = Family(
+    name="stable-diffusion",
+    pipelines=(
+        "StableDiffusionPipeline",
+        "StableDiffusionImg2ImgPipeline",
+        "StableDiffusionInpaintPipeline",
+        "LatentConsistencyModelPipeline",
+    ),
+    parts=(text_encoder("text_encoder", projected=False), UNET, AUTOENCODER),
+    tokenizers=("tokenizer",),
+    compose_text=_compose_text,
+    size_conditioning=False,
+    zero_empty_negative=False,
+    default_scaling_factor=0.18215,
+    defaults=Defaults(num_inference_steps=50, guidance_scale=7.5, strength=0.8),
+    tiny={
+        "sd1": _tiny(
+            "StableDiffusionPipeline", scheduler("PNDMScheduler", **_PNDM), _SD1_UNET, {**_SD1_TEXT, **_QUICK}
+        ),
+        "sd1-inpaint": _tiny(
+            "StableDiffusionInpaintPipeline",
+            scheduler("PNDMScheduler", **_PNDM),
+            {**_SD1_UNET, "in_channels": 9},
+            {**_SD1_TEXT, **_QUICK},
+        ),
+        "sd2": _tiny(
+            "StableDiffusionPipeline",
+            scheduler(
+                "DDIMScheduler",
+                steps_offset=1,
+                set_alpha_to_one=False,
+                clip_sample=False,
+                prediction_type="v_prediction",
+            ),
+            _SD2_UNET,
+            {**_SD2_TEXT, **_EXACT},
+        ),
+        "lcm": _tiny(
+            "LatentConsistencyModelPipeline",
+            scheduler("LCMScheduler", steps_offset=1, set_alpha_to_one=True, clip_sample=False),
+            {**_SD1_UNET, "time_cond_proj_dim": 24},
+            {**_SD1_TEXT, **_QUICK},
+        ),
+    },
+)
