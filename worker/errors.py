@@ -1,11 +1,12 @@
 """Every error that this project raises on purpose.
 
-    WorkerError
-    ├── InvalidRequest       the client's fault: one line per bad field, with its value and its bounds
-    ├── GenerationError      ours: the client gets an id, the traceback stays in the log
-    └── StartupError         the process ends before it takes a job
-        ├── SettingsError    an environment variable: its name, its value and an example
-        └── CheckpointError  weights or configurations: all differences in one message
+WorkerError
+├── InvalidRequest       the client's fault: one line per bad field, with its value and its bounds
+├── GenerationError      ours: the client gets an id, the traceback stays in the log
+└── StartupError         the process ends before it takes a job
+    ├── SettingsError    an environment variable: its name, its value and an example
+    ├── CheckpointError  weights or configurations: all differences in one message
+    └── BuildError       the builder: network, access, disk, a folder that is not its own
 """
 
 
@@ -35,3 +36,7 @@ class SettingsError(StartupError):
 
 class CheckpointError(StartupError):
     """Weights, configurations or a baked folder that are not what they should be."""
+
+
+class BuildError(StartupError):
+    """The builder cannot fetch or write a model: network, access, disk, or a folder that is not its own."""

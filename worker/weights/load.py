@@ -1,0 +1,122 @@
+"""A baked folder onto the device: everything checked, then read in parallel."""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import file_digest
+from pathlib import Path
+
+import jax
+from jax.sharding import Sharding
+
+from worker.errors import CheckpointError
+from worker.weights.manifest import BakedPart, Manifest
+from worker.weights.mapping import raise_differences
+from worker.weights.tensors import DTYPES, TensorFile, open_tensors
+
+log = logging.getLogger(__name__)
+
+_READERS = 8
+
+
+def load(
+    model_dir: Path,
+    manifest: Manifest,
+    shapes: Mapping[str, Mapping[str, jax.ShapeDtypeStruct]],
+    *,
+    sharding: Sharding | None = None,
+    verify: bool = False,
+) -> dict[str, dict[str, jax.Array]]:
+    """Read the parameters of every part, in the dtypes of the manifest, straight to the device.
+
+    `shapes`: part -> parameter -> shape. Names, shapes, dtypes and sizes of files are always checked;
+    `verify` also compares each file with its sha256, which reads it a second time. `sharding` says where the
+    arrays go, by default to the first device. Raises one CheckpointError with all that is wrong. Tensors are
+    read eagerly: the faults of a memory map would be served one after the other.
+    """
+    began = time.perf_counter()
+    files = _open(model_dir, manifest, shapes)
+
+    def place(file: TensorFile, name: str) -> jax.Array:
+        # Waiting here bounds the host's memory to one tensor per reader.
+        return jax.device_put(file.read(name), sharding).block_until_ready()
+
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="weights") as pool:
+        digests = {part: pool.submit(_sha256, file.path) for part, file in files.items() if verify}
+        pending = {
+            part: {name: pool.submit(place, file, name) for name in file.tensors}
+            for part, file in files.items()
+        }
+        changed = [
+            files[part].path.name
+            for part, digest in digests.items()
+            if digest.result() != manifest.parts[part].sha256
+        ]
+        if changed:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise CheckpointError(
+                f"{model_dir}: {', '.join(changed)} differ from the sha256 in the manifest; bake again"
+            )
+        params = {
+            part: {name: future.result() for name, future in found.items()} for part, found in pending.items()
+        }
+    seconds = time.perf_counter() - began
+    size = sum(manifest.parts[part].size_bytes for part in files)
+    log.info("weights: %d bytes in %.2f s (%.2f GB/s)", size, seconds, size / seconds / 1e9)
+    return params
+
+
+def _open(
+    model_dir: Path, manifest: Manifest, shapes: Mapping[str, Mapping[str, jax.ShapeDtypeStruct]]
+) -> dict[str, TensorFile]:
+    problems = list(_folder_problems(model_dir, manifest))
+    if manifest.parts.keys() != shapes.keys():
+        problems.append(f"its parts are {sorted(manifest.parts)}, those of the model are {sorted(shapes)}")
+    files: dict[str, TensorFile] = {}
+    if not problems:
+        for part, entry in manifest.parts.items():
+            try:
+                files[part] = open_tensors(model_dir / entry.file)
+                _check_tensors(part, entry, files[part], shapes[part])
+            except CheckpointError as error:
+                problems.append(str(error))
+    if problems:
+        raise CheckpointError(f"{model_dir}: {'; '.join(problems)}; bake the model again")
+    return files
+
+
+def _folder_problems(model_dir: Path, manifest: Manifest) -> Iterator[str]:
+    sizes = {entry.file: entry.size_bytes for entry in manifest.parts.values()} | {
+        f"{folder}/{name}": file.size_bytes
+        for folder, files in manifest.tokenizers.items()
+        for name, file in files.items()
+    }
+    for name, size in sizes.items():
+        path = model_dir / name
+        if not path.is_file():
+            yield f"{name} is missing"
+        elif path.stat().st_size != size:
+            yield f"{name} has {path.stat().st_size} bytes, the manifest says {size}"
+
+
+def _check_tensors(
+    part: str, entry: BakedPart, file: TensorFile, shapes: Mapping[str, jax.ShapeDtypeStruct]
+) -> None:
+    differences: dict[str, list[str]] = defaultdict(list)
+    differences["unknown"] = [name for name in file.tensors if name not in shapes]
+    differences["missing"] = [name for name in shapes if name not in file.tensors]
+    for name, info in file.tensors.items():
+        if name in shapes and info.shape != shapes[name].shape:
+            differences["shape"].append(
+                f"{name} is {list(info.shape)}, {list(shapes[name].shape)} is expected"
+            )
+        if DTYPES.get(info.dtype) != entry.dtype:
+            differences["dtype"].append(f"{name} is {info.dtype}, {entry.dtype} is expected")
+    raise_differences(part, differences)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
