@@ -1,0 +1,75 @@
+"""At full size every parameter has the name and the shape that the published checkpoint gives it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from flax import nnx
+from transformers import CLIPTextConfig as ReferenceCLIPTextConfig
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+from tests.models import published
+from tests.nn.reference import names_and_shapes
+from worker.models.autoencoder import Autoencoder, AutoencoderConfig
+from worker.models.clip_text import CLIPText, CLIPTextConfig
+from worker.models.unet import UNet, UNetConfig
+from worker.nn.functional import functional
+from worker.nn.kernels import Kernels
+
+
+def ours(module: nnx.Module) -> dict[str, tuple[int, ...]]:
+    return {name: struct.shape for name, struct in functional(module).shapes.items()}
+
+
+def on_meta(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    with torch.device("meta"):
+        return build()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        published.SD15_UNET,
+        published.SD15_INPAINTING_UNET,
+        published.SD15_LCM_UNET,
+        published.SD21_UNET,
+        published.SD2_INPAINTING_UNET,
+        published.SDXL_UNET,
+        published.SDXL_INPAINTING_UNET,
+    ],
+    ids=["sd15", "sd15-inpainting", "sd15-lcm", "sd21", "sd2-inpainting", "sdxl", "sdxl-inpainting"],
+)
+def test_unet(raw: dict[str, Any]):
+    reference = on_meta(lambda: UNet2DConditionModel.from_config(raw))
+    assert ours(UNet(UNetConfig.from_json(raw), Kernels())) == names_and_shapes(reference)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [published.SD15_AUTOENCODER, published.SD21_AUTOENCODER, published.SDXL_AUTOENCODER],
+    ids=["sd15", "sd21", "sdxl"],
+)
+def test_autoencoder(raw: dict[str, Any]):
+    reference = on_meta(lambda: AutoencoderKL.from_config(raw))
+    assert ours(Autoencoder(AutoencoderConfig.from_json(raw), Kernels())) == names_and_shapes(reference)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        published.SD15_TEXT_ENCODER,
+        published.SD21_TEXT_ENCODER,
+        published.SDXL_TEXT_ENCODER,
+        published.SDXL_TEXT_ENCODER_2,
+    ],
+    ids=["sd15", "sd21", "sdxl-1", "sdxl-2"],
+)
+def test_text_encoder(raw: dict[str, Any]):
+    projected = raw["architectures"] == ["CLIPTextModelWithProjection"]
+    kind = CLIPTextModelWithProjection if projected else CLIPTextModel
+    reference = on_meta(lambda: kind(ReferenceCLIPTextConfig(**raw)))
+    # The reference's own class lacks the published prefix unless it has a projection beside the text model.
+    expected = names_and_shapes(reference, prefix="" if projected else "text_model.")
+    assert ours(CLIPText(CLIPTextConfig.from_json(raw, projected=projected), Kernels())) == expected

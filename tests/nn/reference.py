@@ -1,0 +1,77 @@
+"""What a PyTorch module holds and computes, in the names and layouts of this project."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from flax import nnx
+
+from worker.nn.functional import functional
+
+torch.set_num_threads(1)
+
+ABSOLUTE = 1e-5
+
+
+def names_and_shapes(module: torch.nn.Module, prefix: str = "") -> dict[str, tuple[int, ...]]:
+    """Weights of a reference module (constants left out), convolutions as OHWI."""
+    return {
+        prefix + name: _ohwi(tuple(tensor.shape))
+        for name, tensor in module.state_dict().items()
+        if not name.endswith("position_ids")
+    }
+
+
+def _ohwi(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[0], shape[2], shape[3], shape[1]) if len(shape) == 4 else shape
+
+
+def randomise(module: torch.nn.Module, seed: int = 0) -> None:
+    """Give every parameter a value that matters: products keep their size, no scale is 1, no bias is 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim > 1:
+                parameter.copy_(noise / parameter[0].numel() ** 0.5)
+            else:
+                parameter.copy_(name.endswith("weight") + 0.1 * noise)
+
+
+def parameters(module: torch.nn.Module, prefix: str = "") -> dict[str, jax.Array]:
+    """The values behind `names_and_shapes`."""
+    return {
+        prefix + name: jax.numpy.asarray(nhwc(tensor))
+        for name, tensor in module.state_dict().items()
+        if not name.endswith("position_ids")
+    }
+
+
+def nhwc(tensor: torch.Tensor) -> np.ndarray:
+    """A detached copy, with the second axis of four moved to the end."""
+    array = tensor.detach().numpy()
+    return np.moveaxis(array, 1, -1).copy() if array.ndim == 4 else array.copy()
+
+
+def nchw(array: np.ndarray) -> torch.Tensor:
+    """The inverse of `nhwc`."""
+    return torch.from_numpy(np.moveaxis(array, -1, 1).copy() if array.ndim == 4 else array)
+
+
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    """Standard normal float32."""
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def run(module: nnx.Module, params: dict[str, Any], *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
+    """Compile and call a module with these parameters."""
+    apply: Callable[..., Any] = functional(module).apply
+    compiled = jax.jit(lambda p, a, k: apply(p, *a, method=method, **k))
+    return jax.tree.map(np.asarray, compiled(params, args, kwargs))
+
+
+def assert_close(ours: np.ndarray, reference: torch.Tensor, absolute: float = ABSOLUTE) -> None:
+    """Compare with a reference result (NCHW where it has four axes)."""
+    np.testing.assert_allclose(ours, nhwc(reference), rtol=0, atol=absolute)

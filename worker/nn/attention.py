@@ -1,0 +1,121 @@
+"""Scaled dot-product attention (arXiv 1706.03762), and the layers of UNets and autoencoders around it."""
+
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from worker.nn.kernels import Kernels
+from worker.nn.layers import GroupNorm, Linear
+
+# Logits of one chunk of queries, in elements: 256 MiB in float32.
+LOGITS_LIMIT = 1 << 26
+# The fused kernel of every card since Ampere takes heads up to this width, in steps of eight.
+FUSED_HEAD_LIMIT = 128
+
+
+def attention(
+    q_BSNK: Float[Array, "B S N K"],
+    k_BTNK: Float[Array, "B T N K"],
+    v_BTNK: Float[Array, "B T N K"],
+    kernels: Kernels,
+    *,
+    causal: bool = False,
+) -> Float[Array, "B S N K"]:
+    """softmax(q k^T / sqrt(K)) v for each head, logits and softmax in float32; `causal` needs S = T.
+
+    The fused kernel is used when it was chosen and can do it; long sequences are otherwise taken in chunks of
+    queries, so that the logits never occupy more than `LOGITS_LIMIT` elements at once.
+    """
+    if kernels.attention == "cudnn" and _fusable(q_BSNK):
+        return jax.nn.dot_product_attention(q_BSNK, k_BTNK, v_BTNK, is_causal=causal, implementation="cudnn")
+    batch, queries, heads, _ = q_BSNK.shape
+    keys = k_BTNK.shape[1]
+    chunk = max(1, LOGITS_LIMIT // (batch * heads * keys))
+    if chunk >= queries:
+        return _attend(q_BSNK, k_BTNK, v_BTNK, jnp.arange(queries) if causal else None)
+    return _attend_in_chunks(q_BSNK, k_BTNK, v_BTNK, chunk, causal)
+
+
+def _fusable(q_BSNK: Array) -> bool:
+    head_width = q_BSNK.shape[-1]
+    half = q_BSNK.dtype in (jnp.bfloat16, jnp.float16)
+    return half and head_width <= FUSED_HEAD_LIMIT and head_width % 8 == 0
+
+
+def _attend(q_BSNK: Array, k_BTNK: Array, v_BTNK: Array, positions_S: Array | None) -> Array:
+    """Attend to all keys, or with `positions_S` to those no later than each query's own position."""
+    scale = q_BSNK.shape[-1] ** -0.5
+    logits_BNST = scale * jnp.einsum("BSNK,BTNK->BNST", q_BSNK, k_BTNK, preferred_element_type=jnp.float32)
+    if positions_S is not None:
+        seen_ST = positions_S[:, None] >= jnp.arange(k_BTNK.shape[1])
+        logits_BNST = jnp.where(seen_ST, logits_BNST, -jnp.inf)
+    weights_BNST = jax.nn.softmax(logits_BNST, axis=-1).astype(v_BTNK.dtype)
+    return jnp.einsum("BNST,BTNK->BSNK", weights_BNST, v_BTNK)
+
+
+def _attend_in_chunks(q_BSNK: Array, k_BTNK: Array, v_BTNK: Array, chunk: int, causal: bool) -> Array:
+    batch, queries, heads, head_width = q_BSNK.shape
+    count = -(-queries // chunk)
+    # Equal chunks keep the padding below one row per chunk.
+    chunk = -(-queries // count)
+    padded = jnp.pad(q_BSNK, ((0, 0), (0, count * chunk - queries), (0, 0), (0, 0)))
+    chunks = jnp.moveaxis(padded.reshape(batch, count, chunk, heads, head_width), 1, 0)
+    positions = jnp.arange(count * chunk).reshape(count, chunk)
+
+    def attend(piece: tuple[Array, Array]) -> Array:
+        return _attend(piece[0], k_BTNK, v_BTNK, piece[1] if causal else None)
+
+    attended = cast(Array, jax.lax.map(attend, (chunks, positions)))
+    return jnp.moveaxis(attended, 0, 1).reshape(padded.shape)[:, :queries]
+
+
+class _MultiHead(nnx.Module):
+    """The four projections around attention, with diffusers' parameter names."""
+
+    def __init__(self, features: int, context_features: int, heads: int, kernels: Kernels, *, qkv_bias: bool):
+        self.to_q = Linear(features, features, bias=qkv_bias)
+        self.to_k = Linear(context_features, features, bias=qkv_bias)
+        self.to_v = Linear(context_features, features, bias=qkv_bias)
+        self.to_out = nnx.List([Linear(features, features)])
+        self.heads = heads
+        self.kernels = kernels
+
+    def attend(self, x_BSD: Float[Array, "B S D"], context_BTE: Float[Array, "B T E"]) -> Float[Array, "B S D"]:
+        """Queries from `x`, keys and values from the context."""
+        q_BSNK = split_heads(self.to_q(x_BSD), self.heads)
+        k_BTNK = split_heads(self.to_k(context_BTE), self.heads)
+        v_BTNK = split_heads(self.to_v(context_BTE), self.heads)
+        return self.to_out[0](attention(q_BSNK, k_BTNK, v_BTNK, self.kernels).reshape(x_BSD.shape))
+
+
+class Attention(_MultiHead):
+    """Multi-head attention to a context, or of a sequence to itself, as in the UNet's transformer."""
+
+    def __init__(self, features: int, context_features: int, heads: int, kernels: Kernels):
+        super().__init__(features, context_features, heads, kernels, qkv_bias=False)
+
+    def __call__(
+        self, x_BSD: Float[Array, "B S D"], context_BTE: Float[Array, "B T E"] | None = None
+    ) -> Float[Array, "B S D"]:
+        return self.attend(x_BSD, x_BSD if context_BTE is None else context_BTE)
+
+
+class GridAttention(_MultiHead):
+    """Attention of one head among all positions of a grid, behind a group norm and beside a shortcut."""
+
+    def __init__(self, channels: int, kernels: Kernels, *, groups: int, epsilon: float):
+        super().__init__(channels, channels, 1, kernels, qkv_bias=True)
+        self.group_norm = GroupNorm(groups, channels, epsilon=epsilon)
+
+    def __call__(self, x_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B H W C"]:
+        batch, height, width, channels = x_BHWC.shape
+        normal_BSD = self.group_norm(x_BHWC).reshape(batch, height * width, channels)
+        return x_BHWC + self.attend(normal_BSD, normal_BSD).reshape(x_BHWC.shape)
+
+
+def split_heads(x_BSD: Float[Array, "B S D"], heads: int) -> Float[Array, "B S N K"]:
+    """Cut the features into `heads` equal parts."""
+    return x_BSD.reshape(*x_BSD.shape[:-1], heads, -1)
