@@ -1,0 +1,37 @@
+"""From a solver, a schedule and a number of steps to the table that the program reads."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from worker.diffusion.config import ScheduleConfig
+from worker.diffusion.solvers import SOLVERS
+from worker.diffusion.table import StepTable, assemble
+
+
+def step_table(
+    solver: str,
+    config: ScheduleConfig,
+    steps: int,
+    *,
+    options: Mapping[str, Any] | None = None,
+    strength: float | None = None,
+) -> StepTable:
+    """The rows that `steps` steps of a solver (a key of `SOLVERS`) take on a checkpoint's schedule.
+
+    `options` are the request's, by diffusers' names. `strength` (0 to 1) starts from an image instead of pure
+    noise and runs the last `int(steps * strength)` steps, at least one; multistep solvers begin anew at the cut.
+    In-painting at full strength starts from pure noise in diffusers: leave `strength` out for it. Raises
+    ValueError, with the bounds, for steps, strength or options that cannot be.
+    """
+    chosen = SOLVERS[solver]
+    resolved = config.resolve(chosen, options or {})
+    if not 1 <= steps <= resolved.num_train_timesteps:
+        raise ValueError(f"steps: {steps} is not in 1..{resolved.num_train_timesteps}")
+    if strength is None:
+        rows, noise_scale = chosen.rows(resolved, steps, 0)
+        return assemble(rows, (0.0, noise_scale))
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength: {strength} is not in 0..1")
+    kept = min(max(int(steps * strength), 1), steps)
+    rows, _ = chosen.rows(resolved, steps, steps - kept)
+    return assemble(rows, rows[0].level)
