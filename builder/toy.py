@@ -53,10 +53,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 def _write_part(folder: Path, part: Part, config: Mapping[str, Any], seed: int) -> None:
     _write_json(folder / "config.json", config)
     ours = functional(part.build(part.parse(config), Kernels())).shapes
-    specs = {
-        name: jax.ShapeDtypeStruct(published_shape(spec.shape), np.float32)
-        for name, spec in sorted(ours.items())
-    }
+    specs = {name: jax.ShapeDtypeStruct(published_shape(spec.shape), np.float32) for name, spec in sorted(ours.items())}
     stem = "model" if part.kind == "clip_text" else "diffusion_pytorch_model"
     write_tensors(
         folder / f"{stem}.safetensors",
@@ -66,9 +63,7 @@ def _write_part(folder: Path, part: Part, config: Mapping[str, Any], seed: int) 
     )
 
 
-def _random_tensors(
-    part: str, specs: Mapping[str, jax.ShapeDtypeStruct], seed: int
-) -> Iterator[NDArray[np.float32]]:
+def _random_tensors(part: str, specs: Mapping[str, jax.ShapeDtypeStruct], seed: int) -> Iterator[NDArray[np.float32]]:
     """Each tensor depends on its own name alone, so that a new one leaves the others as they were.
 
     Matrices keep the variance of what they are applied to; norms stay near the identity.

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import file_digest
 from pathlib import Path
@@ -46,22 +46,17 @@ def load(
     with ThreadPoolExecutor(_READERS, thread_name_prefix="weights") as pool:
         digests = {part: pool.submit(_sha256, file.path) for part, file in files.items() if verify}
         pending = {
-            part: {name: pool.submit(place, file, name) for name in file.tensors}
-            for part, file in files.items()
+            part: {name: pool.submit(place, file, name) for name in file.tensors} for part, file in files.items()
         }
         changed = [
-            files[part].path.name
-            for part, digest in digests.items()
-            if digest.result() != manifest.parts[part].sha256
+            files[part].path.name for part, digest in digests.items() if digest.result() != manifest.parts[part].sha256
         ]
         if changed:
             pool.shutdown(wait=False, cancel_futures=True)
             raise CheckpointError(
                 f"{model_dir}: {', '.join(changed)} differ from the sha256 in the manifest; bake again"
             )
-        params = {
-            part: {name: future.result() for name, future in found.items()} for part, found in pending.items()
-        }
+        params = {part: {name: future.result() for name, future in found.items()} for part, found in pending.items()}
     seconds = time.perf_counter() - began
     size = sum(manifest.parts[part].size_bytes for part in files)
     log.info("weights: %d bytes in %.2f s (%.2f GB/s)", size, seconds, size / seconds / 1e9)
@@ -71,7 +66,7 @@ def load(
 def _open(
     model_dir: Path, manifest: Manifest, shapes: Mapping[str, Mapping[str, jax.ShapeDtypeStruct]]
 ) -> dict[str, TensorFile]:
-    problems = list(_folder_problems(model_dir, manifest))
+    problems = folder_problems(model_dir, manifest)
     if manifest.parts.keys() != shapes.keys():
         problems.append(f"its parts are {sorted(manifest.parts)}, those of the model are {sorted(shapes)}")
     files: dict[str, TensorFile] = {}
@@ -87,31 +82,26 @@ def _open(
     return files
 
 
-def _folder_problems(model_dir: Path, manifest: Manifest) -> Iterator[str]:
-    sizes = {entry.file: entry.size_bytes for entry in manifest.parts.values()} | {
-        f"{folder}/{name}": file.size_bytes
-        for folder, files in manifest.tokenizers.items()
-        for name, file in files.items()
-    }
-    for name, size in sizes.items():
-        path = model_dir / name
-        if not path.is_file():
-            yield f"{name} is missing"
-        elif path.stat().st_size != size:
-            yield f"{name} has {path.stat().st_size} bytes, the manifest says {size}"
+def folder_problems(model_dir: Path, manifest: Manifest) -> list[str]:
+    """One line per file of the manifest that is missing or has another size."""
+    sizes = {entry.file: entry.size_bytes for entry in manifest.parts.values()}
+    for folder, files in manifest.tokenizers.items():
+        sizes |= {f"{folder}/{name}": file.size_bytes for name, file in files.items()}
+    found = {name: path.stat().st_size for name in sizes if (path := model_dir / name).is_file()}
+    return [
+        f"{name} has {found[name]} bytes, the manifest says {size}" if name in found else f"{name} is missing"
+        for name, size in sizes.items()
+        if found.get(name) != size
+    ]
 
 
-def _check_tensors(
-    part: str, entry: BakedPart, file: TensorFile, shapes: Mapping[str, jax.ShapeDtypeStruct]
-) -> None:
+def _check_tensors(part: str, entry: BakedPart, file: TensorFile, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> None:
     differences: dict[str, list[str]] = defaultdict(list)
     differences["unknown"] = [name for name in file.tensors if name not in shapes]
     differences["missing"] = [name for name in shapes if name not in file.tensors]
     for name, info in file.tensors.items():
         if name in shapes and info.shape != shapes[name].shape:
-            differences["shape"].append(
-                f"{name} is {list(info.shape)}, {list(shapes[name].shape)} is expected"
-            )
+            differences["shape"].append(f"{name} is {list(info.shape)}, {list(shapes[name].shape)} is expected")
         if DTYPES.get(info.dtype) != entry.dtype:
             differences["dtype"].append(f"{name} is {info.dtype}, {entry.dtype} is expected")
     raise_differences(part, differences)

@@ -91,8 +91,7 @@ def read_manifest(model_dir: Path) -> Manifest:
         return Manifest.model_validate(raw)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'manifest'}: {problem['msg']}"
-            for problem in error.errors()[:10]
+            f"{'.'.join(map(str, problem['loc'])) or 'manifest'}: {problem['msg']}" for problem in error.errors()[:10]
         )
         raise CheckpointError(f"{path}: {problems}; bake the model again") from None
 

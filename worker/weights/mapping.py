@@ -110,9 +110,7 @@ def pair(
     return Mapped({ours: names[0] for ours, names in claims.items()}, dropped)
 
 
-def _compare(
-    name: str, info: TensorInfo, expected: tuple[int, ...], differences: defaultdict[str, list[str]]
-) -> None:
+def _compare(name: str, info: TensorInfo, expected: tuple[int, ...], differences: defaultdict[str, list[str]]) -> None:
     if info.dtype not in FLOATING:
         differences["dtype"].append(f"{name} is {info.dtype}, one of {', '.join(FLOATING)} is expected")
     elif runtime_shape(info.shape, len(expected)) != expected:

@@ -173,12 +173,8 @@ def _encode_header(specs: Mapping[str, jax.ShapeDtypeStruct], metadata: Mapping[
     return len(encoded).to_bytes(8, "little") + encoded
 
 
-def _checked_bytes(
-    specs: Mapping[str, jax.ShapeDtypeStruct], tensors: Iterable[NDArray[Any]]
-) -> Iterator[memoryview]:
+def _checked_bytes(specs: Mapping[str, jax.ShapeDtypeStruct], tensors: Iterable[NDArray[Any]]) -> Iterator[memoryview]:
     for (name, spec), tensor in zip(specs.items(), tensors, strict=True):
         if tensor.shape != spec.shape or tensor.dtype != spec.dtype:
-            raise ValueError(
-                f"{name}: {tensor.dtype}{list(tensor.shape)} is not {spec.dtype}{list(spec.shape)}"
-            )
+            raise ValueError(f"{name}: {tensor.dtype}{list(tensor.shape)} is not {spec.dtype}{list(spec.shape)}")
         yield memoryview(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8))

@@ -1,0 +1,176 @@
+"""The files of a published checkpoint in the layout of diffusers: which are needed, and which hold a part's weights.
+
+A part's weights are searched in this order, in its own folder; the first that is found is used:
+
+1. plain: `<stem>.safetensors`, then the shards `<stem>-00001-of-0000N.safetensors`;
+2. fp16: `<stem>.fp16.safetensors`, then the shards `<stem>.fp16-00001-of-0000N.safetensors`, then the older spelling
+   `<stem>-00001-of-0000N.fp16.safetensors`;
+3. bf16: likewise.
+
+The stem is `model` for transformers' parts and `diffusion_pytorch_model` for those of diffusers. Other variants (EMA)
+and other formats (pickles, ONNX, Flax) are never read. Index files of shards are not needed: the shards' headers name
+their tensors, and the mapping proves that none is absent.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from worker.errors import CheckpointError
+from worker.families import Family, family_for
+from worker.families.family import Part
+
+INDEX = "model_index.json"
+SCHEDULER = "scheduler/scheduler_config.json"
+CARD = "README.md"
+STEMS = {"clip_text": "model", "unet": "diffusion_pytorch_model", "autoencoder": "diffusion_pytorch_model"}
+VARIANTS = ("", "fp16", "bf16")
+
+_CLASSES = {
+    "clip_text": ("CLIPTextModel", "CLIPTextModelWithProjection"),
+    "unet": ("UNet2DConditionModel",),
+    "autoencoder": ("AutoencoderKL",),
+}
+_UNUSED_COMPONENTS = ("safety_checker", "feature_extractor", "image_encoder")
+_PICKLES = (".bin", ".ckpt", ".pt", ".pth")
+_SHARD = r"(?P<i>\d{5})-of-(?P<n>\d{5})"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The files of a part's weights, names within its folder, and the variant that they are ("" is plain)."""
+
+    files: tuple[str, ...]
+    variant: str
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; raises CheckpointError if the file is absent or holds something else."""
+    try:
+        content: Any = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except ValueError:
+        raise CheckpointError(f"{path}: not readable as JSON") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: a JSON object is expected")
+    return cast(dict[str, Any], content)
+
+
+def check_layout(source: object, names: Iterable[str]) -> None:
+    """Raise CheckpointError if the files of `source` are not those of a checkpoint in the layout of diffusers."""
+    names = tuple(names)
+    if INDEX in names:
+        return
+    single = [name for name in names if "/" not in name and name.endswith((".safetensors", *_PICKLES))]
+    found = f"{single[0]} is a single-file checkpoint; " if single else ""
+    raise CheckpointError(
+        f"{source}: no {INDEX}: {found}the layout of diffusers is needed, with {INDEX} and one folder per part"
+    )
+
+
+def components(index: Mapping[str, Any]) -> dict[str, str | None]:
+    """Component -> its class in model_index.json, None where it is left out."""
+    pairs = {name: cast(list[Any], value) for name, value in index.items() if isinstance(value, list)}
+    return {name: pair[1] for name, pair in pairs.items() if len(pair) == 2}
+
+
+def family_of(index: Mapping[str, Any]) -> tuple[Family, list[str]]:
+    """The family that serves a model_index.json, and the components of the checkpoint that it does not use.
+
+    Raises CheckpointError for a pipeline that is not served, and for parts that are left out, of another class or
+    not known.
+    """
+    family = family_for(str(index.get("_class_name")))
+    found = components(index)
+    null = [part.name for part in family.parts if part.name in found and found[part.name] is None]
+    if null:
+        raise CheckpointError(
+            f"{INDEX}: {', '.join(null)} null: not supported: refiner, or another model without its text encoders"
+        )
+    problems = [
+        f"{part.name} is {found.get(part.name, 'absent')}, {' or '.join(_CLASSES[part.kind])} is expected"
+        for part in family.parts
+        if found.get(part.name) not in _CLASSES[part.kind]
+    ]
+    problems += [f"{name} is absent" for name in ("scheduler", *family.tokenizers) if not found.get(name)]
+    used = {part.name for part in family.parts} | {"scheduler", *family.tokenizers}
+    others = [name for name, class_name in found.items() if name not in used and class_name]
+    problems += [f"{name} is not handled" for name in others if name not in _UNUSED_COMPONENTS]
+    if problems:
+        raise CheckpointError(f"{INDEX}: {'; '.join(problems)}")
+    return family, others
+
+
+def choose_weights(part: Part, names: Iterable[str]) -> Weights:
+    """Choose a part's weights from the names of the files in its folder, by the order above.
+
+    Raises CheckpointError, which lists what was looked for, if there are none, and if a shard is missing.
+    """
+    names = sorted(names)
+    stem = STEMS[part.kind]
+    looked_for: list[str] = []
+    for variant in VARIANTS:
+        dotted = f".{variant}" if variant else ""
+        single = f"{stem}{dotted}.safetensors"
+        spellings = [f"{stem}{dotted}-*.safetensors", *([f"{stem}-*{dotted}.safetensors"] if variant else [])]
+        if single in names:
+            return Weights((single,), variant)
+        for spelling in spellings:
+            if shards := _shards(part.name, spelling, names):
+                return Weights(shards, variant)
+        looked_for += [single, *(spelling.replace("*", "0000i-of-0000N") for spelling in spellings)]
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        raise CheckpointError(
+            f"{part.name}: only pickled weights ({pickles[0]}); safetensors are required, no pickle is opened"
+        )
+    raise CheckpointError(f"{part.name}: no weights; looked for {', '.join(looked_for)}")
+
+
+def _shards(part: str, spelling: str, names: list[str]) -> tuple[str, ...]:
+    before, after = spelling.split("*")
+    pattern = re.compile(re.escape(before) + _SHARD + re.escape(after))
+    found = {int(match["i"]): match for name in names if (match := pattern.fullmatch(name))}
+    if not found:
+        return ()
+    counts = {int(match["n"]) for match in found.values()}
+    missing = set(range(1, max(counts) + 1)) - found.keys()
+    if missing or len(counts) > 1:
+        raise CheckpointError(
+            f"{part}: of the {max(counts)} shards {spelling} the numbers {sorted(missing)} are missing"
+        )
+    return tuple(found[i].string for i in sorted(found))
+
+
+def needed_files(family: Family, names: Iterable[str]) -> list[str]:
+    """The files of a checkpoint that a bake reads, out of all `names`; raises CheckpointError as choose_weights."""
+    names = tuple(names)
+    needed = [INDEX, SCHEDULER, *(name for name in names if name == CARD)]
+    for tokenizer in family.tokenizers:
+        needed += [f"{tokenizer}/{name}" for name in tokenizer_files(within(tokenizer, names))]
+    for part in family.parts:
+        weights = choose_weights(part, within(part.name, names))
+        needed += [f"{part.name}/{name}" for name in ("config.json", *weights.files)]
+    absent = [name for name in needed if name not in names]
+    if absent:
+        raise CheckpointError(f"missing from the checkpoint: {', '.join(absent)}")
+    return needed
+
+
+def tokenizer_files(names: Iterable[str]) -> list[str]:
+    """The files of a tokeniser's folder that are kept; raises CheckpointError if the vocabulary is not among them."""
+    kept = sorted(name for name in names if name.endswith((".json", ".txt")))
+    absent = {"vocab.json", "merges.txt"} - {*kept}
+    if absent:
+        raise CheckpointError(f"missing from the tokeniser's folder: {', '.join(sorted(absent))}")
+    return kept
+
+
+def within(folder: str, names: Iterable[str]) -> list[str]:
+    """The names of the files directly in `folder`."""
+    inside = (name.removeprefix(f"{folder}/") for name in names if name.startswith(f"{folder}/"))
+    return [name for name in inside if "/" not in name]
