@@ -96,13 +96,13 @@ def open_tensors(path: Path) -> TensorFile:
 
 
 def _read_header(file: BinaryIO, file_size: int) -> dict[str, TensorInfo]:
-    start = file.read(max(8, len(_LFS_POINTER)))
+    start = file.read(len(_LFS_POINTER))
     if start.startswith(_LFS_POINTER):
         raise CheckpointError("a Git LFS pointer, not the file itself; fetch it with `git lfs pull`")
     if len(start) < 8:
         raise CheckpointError(f"cut off, only {file_size} bytes long")
     length = int.from_bytes(start[:8], "little")
-    if length > _MAX_HEADER_BYTES:
+    if length > _MAX_HEADER_BYTES or start[8:9] not in (b"{", b""):
         raise CheckpointError("not a safetensors file")
     if 8 + length > file_size:
         raise CheckpointError(f"cut off within its header, only {file_size} bytes long")
