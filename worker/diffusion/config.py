@@ -83,7 +83,7 @@ class Options:
     )
     steps_offset: int = _option(0, _integer(0, 1000), "added to the times of `leading` spacing")
     rescale_betas_zero_snr: bool = _option(False, _boolean, "no signal is left at the last training step")
-    clip_sample: bool = _option(True, _boolean, "clip the denoised latent")
+    clip_sample: bool = _option(False, _boolean, "clip the denoised latent")
     clip_sample_range: float = _option(1.0, _number(0, math.inf), "bound of the clipping")
     set_alpha_to_one: bool = _option(True, _boolean, "the last step ends without noise")
     skip_prk_steps: bool = _option(False, _boolean, "without effect: PNDM always begins with linear multisteps")

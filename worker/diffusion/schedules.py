@@ -64,7 +64,7 @@ def timesteps(options: Options, steps: int, *, rounded: bool = True) -> Floats:
             times = np.linspace(0, last - 1, steps, dtype=np.float64)[::-1]
             times = np.round(times) if rounded else times
         case "leading":
-            times = np.arange(steps)[::-1] * float(last // steps) + options.steps_offset
+            times = (last // steps) * np.arange(steps, dtype=np.float64)[::-1] + options.steps_offset
         case _:
             times = _trailing(last, last / steps, steps)
     return _falling(times, last)
@@ -81,7 +81,8 @@ def timesteps_before_end(options: Options, steps: int, alphas: Floats) -> Floats
         case "linspace":
             times = np.round(np.linspace(0, last - 1, steps + 1, dtype=np.float64)[:0:-1])
         case "leading":
-            times = np.arange(1, steps + 1)[::-1] * float(max(last // (steps + 1), 1)) + options.steps_offset
+            stride = max(last // (steps + 1), 1)
+            times = stride * np.arange(1, steps + 1, dtype=np.float64)[::-1] + options.steps_offset
         case _:
             times = _trailing(last, total / steps, steps)
     return _falling(times, total)

@@ -29,11 +29,11 @@ DDIM = Solver(
     name="ddim",
     class_name="DDIMScheduler",
     defaults=accepts(
-        "clip_sample",
         "clip_sample_range",
         "set_alpha_to_one",
         "rescale_betas_zero_snr",
         "eta",
+        clip_sample=True,
         timestep_spacing="leading",
     ),
     rows=_ddim,
