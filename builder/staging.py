@@ -51,14 +51,17 @@ class Staging:
         write_durably(self.folder / _MARKER, json.dumps(self._state).encode())
 
     def publish(self) -> None:
-        """Move the folder to its place; what is there already is replaced."""
-        (self.folder / _MARKER).unlink()
+        """Move the folder to its place; what is there already is replaced.
+
+        The marker goes last: without it a folder that was not moved would be taken for one of somebody else.
+        """
         _sync_folder(self.folder)
-        old = self.target.with_name(f"{self.target.name}.old")
+        old = self.target.with_name(f".{self.target.name}.replaced")
         shutil.rmtree(old, ignore_errors=True)
         if self.target.exists():
             self.target.replace(old)
         self.folder.replace(self.target)
+        (self.target / _MARKER).unlink()
         _sync_folder(self.target.parent)
         shutil.rmtree(old, ignore_errors=True)
 
