@@ -15,7 +15,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from builder.convert import convert, existing, occupied
+from builder.convert import convert, existing, is_bake_of, occupied
 from builder.fetch import Hub, fetch, split_source
 from builder.toy import VARIANTS, write_toy
 from worker.errors import BuildError, WorkerError
@@ -35,7 +35,7 @@ def bake(source: str, out: Path, dtype: Dtype, *, force: bool, hub: Hub) -> None
     baked = existing(out, force=force)
 
     def is_baked(commit: str | None) -> bool:
-        return baked is not None and (baked.source, baked.revision, baked.dtype) == (repository, commit, dtype)
+        return baked is not None and is_bake_of(baked, repository, commit, dtype)
 
     if revision and _COMMIT.fullmatch(revision) and is_baked(revision):
         logging.info("%s: baked already", out)

@@ -95,8 +95,9 @@ def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False) -> Ma
     origin = read_origin(source)
     digests = _digests(source, origin, [name for name in needed if name != CARD])
     content = sha256("".join(f"{name} {digests[name]}\n" for name in sorted(digests)).encode()).hexdigest()
+    name, revision = (origin.repository, origin.revision) if origin else (source.resolve().name, None)
     if baked := existing(out, force=force):
-        if (baked.content_sha256, baked.dtype, baked.converter_version) == (content, dtype, CONVERTER_VERSION):
+        if baked.content_sha256 == content and is_bake_of(baked, name, revision, dtype):
             log.info("%s: baked already", out)
             return baked
         if not force:
@@ -106,16 +107,16 @@ def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False) -> Ma
         parts = _write_parts(staging, plans)
         manifest = Manifest(
             converter_version=CONVERTER_VERSION,
-            source=origin.repository if origin else source.resolve().name,
-            revision=origin.revision if origin else None,
+            source=name,
+            revision=revision,
             content_sha256=content,
             licence=origin.licence if origin else _licence(source / CARD),
             family=family.name,
             dtype=dtype,
             parts=parts,
             tokenizers={
-                name: _copy_tokenizer(source / name, staging.folder / name, tokenizer_files(within(name, names)))
-                for name in family.tokenizers
+                folder: _copy_tokenizer(source / folder, staging.folder / folder, within(folder, names))
+                for folder in family.tokenizers
             },
             scheduler=scheduler,
             model_index=index,
@@ -143,6 +144,12 @@ def existing(out: Path, *, force: bool) -> Manifest | None:
     if problems and not force:
         raise BuildError(f"{out}: {'; '.join(problems)}; --force replaces it")
     return None if problems else manifest
+
+
+def is_bake_of(baked: Manifest, source: str, revision: str | None, dtype: Dtype) -> bool:
+    """Whether a baked model was made of this source, in this dtype, by this version of the converter."""
+    found = (baked.source, baked.revision, baked.dtype, baked.converter_version)
+    return found == (source, revision, dtype, CONVERTER_VERSION)
 
 
 def occupied(out: Path, baked: Manifest) -> BuildError:
@@ -247,9 +254,10 @@ def _finished(staging: Staging, plan: PartPlan) -> BakedPart | None:
 
 def _copy_tokenizer(source: Path, target: Path, names: list[str]) -> dict[str, BakedFile]:
     target.mkdir(exist_ok=True)
-    for name in names:
+    kept = tokenizer_files(names)
+    for name in kept:
         write_durably(target / name, (source / name).read_bytes())
-    return {name: BakedFile(sha256=_sha256(target / name), size_bytes=(target / name).stat().st_size) for name in names}
+    return {name: BakedFile(sha256=_sha256(target / name), size_bytes=(target / name).stat().st_size) for name in kept}
 
 
 def _licence(card: Path) -> str | None:

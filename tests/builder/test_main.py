@@ -1,0 +1,61 @@
+"""The commands: one line for people when something is wrong, and never a traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from builder.__main__ import main
+from tests.builder.checkpoints import params_of
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_toy_then_bake(tmp_path, capsys):
+    assert main(["toy", "--variant", "sd1", "--out", str(tmp_path / "toy"), "--seed", "3"]) == 0
+    assert main(["bake", "--source", str(tmp_path / "toy"), "--out", str(tmp_path / "baked")]) == 0
+    dtypes = {str(value.dtype) for part in params_of(tmp_path / "baked").values() for value in part.values()}
+    assert dtypes == {"bfloat16"}
+    assert "error" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["convert", "--source", "{}/none"], "none: no such folder"),
+        (["convert", "--source", "{}"], "no model_index.json"),
+        (["bake", "--source", "{}/none"], "neither a folder nor a repository"),
+        (["fetch", "--source", "none"], "neither a folder nor a repository"),
+    ],
+)
+def test_one_line_and_a_failure(arguments, message, tmp_path, capsys):
+    code = main([*(argument.format(tmp_path) for argument in arguments), "--out", str(tmp_path / "out")])
+    lines = capsys.readouterr().err.splitlines()
+    assert code == 1
+    assert lines[-1].startswith("error: ")
+    assert message in lines[-1]
+    assert not [line for line in lines if "Traceback" in line]
+
+
+def test_an_error_of_the_operating_system_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["toy", "--variant", "sd1", "--out", str(tmp_path / "file" / "toy")]) == 1
+    assert capsys.readouterr().err.startswith("error: [Errno")
+
+
+def test_as_a_program_against_the_hub_of_the_environment(hub_server, published, tmp_path):
+    hub_server.add("owner/toy", published())
+    hub_server.gated["owner/toy"] = "hf_right"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub_server.endpoint, "HF_HOME": str(tmp_path / "home"), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "builder", "bake", "--source", "owner/toy@main", "--out", tmp_path / "baked"]
+    refused = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "error: owner/toy" in refused.stderr.splitlines()[-1]
+    assert "Traceback" not in refused.stderr
+    done = subprocess.run(command, cwd=ROOT, env=environment | {"HF_TOKEN": "hf_right"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert params_of(tmp_path / "baked")
+    assert not [path for path in (tmp_path / "baked").rglob("*") if path.is_file() and b"hf_right" in path.read_bytes()]
