@@ -29,6 +29,7 @@ from builder.published import (
     within,
 )
 from builder.staging import Staging, check_disk, disk_errors, write_durably
+from builder.tokenizer import tokenizer_contents
 from worker.errors import BuildError, CheckpointError
 from worker.families import Family
 from worker.families.family import Part
@@ -115,7 +116,7 @@ def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False) -> Ma
             dtype=dtype,
             parts=parts,
             tokenizers={
-                folder: _copy_tokenizer(source / folder, staging.folder / folder, within(folder, names))
+                folder: _write_tokenizer(source / folder, staging.folder / folder, within(folder, names))
                 for folder in family.tokenizers
             },
             scheduler=scheduler,
@@ -252,12 +253,15 @@ def _finished(staging: Staging, plan: PartPlan) -> BakedPart | None:
     return part if whole else None
 
 
-def _copy_tokenizer(source: Path, target: Path, names: list[str]) -> dict[str, BakedFile]:
+def _write_tokenizer(source: Path, target: Path, names: list[str]) -> dict[str, BakedFile]:
     target.mkdir(exist_ok=True)
-    kept = tokenizer_files(names)
-    for name in kept:
-        write_durably(target / name, (source / name).read_bytes())
-    return {name: BakedFile(sha256=_sha256(target / name), size_bytes=(target / name).stat().st_size) for name in kept}
+    contents = tokenizer_contents(source, tokenizer_files(names))
+    for name, content in contents.items():
+        write_durably(target / name, content)
+    return {
+        name: BakedFile(sha256=sha256(content).hexdigest(), size_bytes=len(content))
+        for name, content in contents.items()
+    }
 
 
 def _licence(card: Path) -> str | None:

@@ -162,12 +162,12 @@ def needed_files(family: Family, names: Iterable[str]) -> list[str]:
 
 
 def tokenizer_files(names: Iterable[str]) -> list[str]:
-    """The files of a tokeniser's folder that are kept; raises CheckpointError if the vocabulary is not among them."""
-    kept = sorted(name for name in names if name.endswith((".json", ".txt")))
-    absent = {"vocab.json", "merges.txt"} - {*kept}
-    if absent:
-        raise CheckpointError(f"missing from the tokeniser's folder: {', '.join(sorted(absent))}")
-    return kept
+    """The files of a tokeniser's folder that a bake reads; raises CheckpointError if they hold no vocabulary."""
+    names = set(names)
+    vocabulary = ["vocab.json", "merges.txt"] if names >= {"vocab.json", "merges.txt"} else ["tokenizer.json"]
+    if not names >= {*vocabulary}:
+        raise CheckpointError("a tokeniser's folder has neither vocab.json and merges.txt nor tokenizer.json")
+    return vocabulary + [name for name in ("tokenizer_config.json", "special_tokens_map.json") if name in names]
 
 
 def within(folder: str, names: Iterable[str]) -> list[str]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import transformers
+from diffusers import DiffusionPipeline
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
@@ -276,3 +278,43 @@ def test_pickles_are_never_opened(published, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"unet: only pickled weights \(diffusion_pytorch_model.bin\)"):
         convert(source, tmp_path / "baked", "float32")
     assert ".bin" not in opened
+
+
+def test_a_tokeniser_in_one_file_gives_the_same(published, tmp_path):
+    source = published()
+    transformers.CLIPTokenizer.from_pretrained(source / "tokenizer").save_pretrained(tmp_path / "saved")
+    convert(source, tmp_path / "two", "float32")
+    for name in ("vocab.json", "merges.txt"):
+        (source / "tokenizer" / name).unlink()
+    shutil.copy(tmp_path / "saved" / "tokenizer.json", source / "tokenizer")
+    manifest = convert(source, tmp_path / "one", "float32")
+    assert manifest.tokenizers["tokenizer"].keys() >= {"vocab.json", "merges.txt"}
+    vocabularies, merges = zip(
+        *(
+            (
+                json.loads((tmp_path / n / "tokenizer/vocab.json").read_text()),
+                (tmp_path / n / "tokenizer/merges.txt").read_text(),
+            )
+            for n in ("one", "two")
+        ),
+        strict=True,
+    )
+    assert vocabularies[0] == vocabularies[1]
+    assert merges[0] == merges[1]
+
+
+def test_a_tokeniser_of_another_kind(published, tmp_path):
+    source = published()
+    (source / "tokenizer" / "vocab.json").unlink()
+    (source / "tokenizer" / "tokenizer.json").write_text('{"model": {"type": "Unigram", "vocab": []}}')
+    with pytest.raises(CheckpointError, match="not a tokeniser of CLIP's kind"):
+        convert(source, tmp_path / "baked", "float32")
+
+
+@pytest.mark.parametrize("variant", ["sd1", "sdxl"])
+def test_what_diffusers_saves_is_what_it_loaded(variant, published, tmp_path):
+    source = published(variant)
+    DiffusionPipeline.from_pretrained(source).save_pretrained(tmp_path / "saved")
+    convert(source, tmp_path / "ours", "float32")
+    convert(tmp_path / "saved", tmp_path / "theirs", "float32")
+    assert_equal(params_of(tmp_path / "ours"), params_of(tmp_path / "theirs"))

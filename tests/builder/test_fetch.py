@@ -176,7 +176,7 @@ def test_offline_by_choice(hub, monkeypatch):
     [
         (lambda f: f.pop("model_index.json"), r"owner/toy: no model_index.json: v1-5.ckpt is a single-file"),
         (lambda f: f.pop("vae/config.json"), r"missing from the checkpoint: vae/config.json"),
-        (lambda f: f.pop("tokenizer/merges.txt"), r"merges.txt"),
+        (lambda f: f.pop("tokenizer/merges.txt"), r"neither vocab.json and merges.txt"),
         (
             lambda f: [f.pop(name) for name in [*f] if name.startswith("unet/") and name.endswith(".safetensors")],
             r"unet: only pickled weights \(diffusion_pytorch_model.bin\); safetensors are required",

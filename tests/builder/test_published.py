@@ -136,6 +136,19 @@ def test_only_needed_files_are_chosen():
         needed_files(SD, [*others, *(name for name in kept if name != "unet/config.json")])
 
 
-def test_a_tokeniser_without_its_merges():
-    with pytest.raises(CheckpointError, match=r"merges.txt"):
-        tokenizer_files(["vocab.json"])
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    [
+        (["vocab.json", "merges.txt", "tokenizer.json"], ["vocab.json", "merges.txt"]),
+        (["tokenizer.json", "tokenizer_config.json", "x"], ["tokenizer.json", "tokenizer_config.json"]),
+        (["vocab.json", "tokenizer.json", "special_tokens_map.json"], ["tokenizer.json", "special_tokens_map.json"]),
+    ],
+)
+def test_the_files_of_a_tokeniser(names, kept):
+    assert tokenizer_files(names) == kept
+
+
+@pytest.mark.parametrize("names", [["vocab.json"], ["merges.txt", "tokenizer_config.json"], []])
+def test_a_tokeniser_without_its_vocabulary(names):
+    with pytest.raises(CheckpointError, match=r"neither vocab.json and merges.txt nor tokenizer.json"):
+        tokenizer_files(names)

@@ -1,7 +1,7 @@
 """`manifest.json` of a baked folder: what it holds, what it was made from, and how to know that it is whole.
 
 A baked folder is `manifest.json`, one `<part>.safetensors` per part in the runtime's layout and dtype, and
-the tokenisers' folders as published. The manifest is written last: a folder without one is not a model.
+the tokenisers' folders. The manifest is written last: a folder without one is not a model.
 """
 
 import json
@@ -28,7 +28,7 @@ class _Record(BaseModel):
 
 
 class BakedFile(_Record):
-    """A file that was copied as it is."""
+    """A file of a tokeniser."""
 
     sha256: Sha256
     size_bytes: SizeBytes
