@@ -1,6 +1,6 @@
 """What a PyTorch module holds and computes, in the names and layouts of this project."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +12,9 @@ from worker.nn.functional import functional
 
 torch.set_num_threads(1)
 
-ABSOLUTE = 1e-5
+TOLERANCE = 1e-5
+# These programs are compiled once and run once.
+COMPILER_OPTIONS = {"xla_backend_optimization_level": 0}
 
 
 def names_and_shapes(module: torch.nn.Module, prefix: str = "") -> dict[str, tuple[int, ...]]:
@@ -65,13 +67,24 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def run(module: nnx.Module, params: dict[str, Any], *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
-    """Compile and call a module with these parameters."""
-    apply: Callable[..., Any] = functional(module).apply
-    compiled = jax.jit(lambda p, a, k: apply(p, *a, method=method, **k))
+def run(
+    module: nnx.Module,
+    params: dict[str, Any],
+    *args: Any,
+    method: str = "__call__",
+    static: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Compile and call a module with these parameters; `static` arguments are part of the program."""
+    apply = partial(functional(module).apply, method=method, **(static or {}))
+    compiled = jax.jit(
+        lambda params, args, kwargs: apply(params, *args, **kwargs), compiler_options=COMPILER_OPTIONS
+    )
     return jax.tree.map(np.asarray, compiled(params, args, kwargs))
 
 
-def assert_close(ours: np.ndarray, reference: torch.Tensor, absolute: float = ABSOLUTE) -> None:
-    """Compare with a reference result (NCHW where it has four axes)."""
-    np.testing.assert_allclose(ours, nhwc(reference), rtol=0, atol=absolute)
+def assert_close(ours: np.ndarray, reference: torch.Tensor) -> None:
+    """Compare with a reference result (NCHW where it has four axes), to 1e-5 of its own size if that exceeds 1."""
+    expected = nhwc(reference)
+    size = np.sqrt(np.mean(np.square(expected)))
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=TOLERANCE * max(1.0, size))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -72,7 +72,7 @@ class AutoencoderConfig:
     force_upcast: bool
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+    def from_json(cls, raw: Mapping[str, Any]) -> "AutoencoderConfig":
         """Read a published `config.json`; raises CheckpointError for what is not handled."""
         options = read_options(PART, raw, OPTIONS)
         levels = len(options["block_out_channels"])
@@ -89,7 +89,7 @@ class AutoencoderConfig:
             use_post_quant_conv=options["use_post_quant_conv"],
             mid_block_add_attention=options["mid_block_add_attention"],
             scaling_factor=options["scaling_factor"],
-            shift_factor=options["shift_factor"] or 0.0,
+            shift_factor=float(options["shift_factor"] or 0),
             force_upcast=options["force_upcast"],
         )
 

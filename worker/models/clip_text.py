@@ -6,7 +6,7 @@ the published `text_model.` prefix.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -71,7 +71,7 @@ class CLIPTextConfig:
     projection_dim: int | None
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any], *, projected: bool) -> Self:
+    def from_json(cls, raw: Mapping[str, Any], *, projected: bool) -> "CLIPTextConfig":
         """Read a published `config.json`; raises CheckpointError for what is not handled.
 
         Old files name token 2 as the end, which no prompt contains: it is then the last of CLIP's own tokens.
@@ -88,7 +88,7 @@ class CLIPTextConfig:
             num_attention_heads=options["num_attention_heads"],
             max_position_embeddings=options["max_position_embeddings"],
             hidden_act=options["hidden_act"],
-            layer_norm_eps=options["layer_norm_eps"],
+            layer_norm_eps=float(options["layer_norm_eps"]),
             end_token=end_token,
             projection_dim=options["projection_dim"] if projected else None,
         )

@@ -20,7 +20,7 @@ def one_of(*values: Any) -> Option:
     return Option(values[0], lambda value: any(type(value) is type(v) and value == v for v in values))
 
 
-def neutral(default: float) -> Option:
+def neutral(default: int | float) -> Option:
     """A number that is handled at its default alone."""
     return Option(default, lambda value: is_number(value) and value == default)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from worker.errors import CheckpointError
 from worker.models.options import (
@@ -135,7 +135,7 @@ class UNetConfig:
     added: AddedConditioning | None
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+    def from_json(cls, raw: Mapping[str, Any]) -> "UNetConfig":
         """Read a published `config.json`; raises CheckpointError for what is not handled.
 
         `attention_head_dim` holds the number of heads: diffusers keeps that misnomer for its published files.
@@ -169,9 +169,9 @@ class UNetConfig:
             cross_attention_dim=options["cross_attention_dim"],
             use_linear_projection=options["use_linear_projection"],
             norm_num_groups=options["norm_num_groups"],
-            norm_eps=options["norm_eps"],
+            norm_eps=float(options["norm_eps"]),
             flip_sin_to_cos=options["flip_sin_to_cos"],
-            freq_shift=options["freq_shift"],
+            freq_shift=float(options["freq_shift"]),
             time_embedding_dim=options["time_embedding_dim"] or 4 * channels[0],
             time_cond_proj_dim=options["time_cond_proj_dim"],
             added=_added(options),
@@ -186,9 +186,9 @@ def _added(options: Mapping[str, Any]) -> AddedConditioning | None:
     if options["addition_embed_type"] is None:
         return None
     names = "addition_time_embed_dim", "projection_class_embeddings_input_dim"
-    missing = [name for name in names if options[name] is None]
+    missing = [f"{name} = None" for name in names if options[name] is None]
     if missing:
-        raise CheckpointError(f"configuration of {PART}: text_time needs {' and '.join(missing)}")
+        raise CheckpointError(f"configuration of {PART}: {'; '.join(missing)} with addition_embed_type")
     return AddedConditioning(*(options[name] for name in names))
 
 
@@ -199,7 +199,8 @@ def _up_depths(options: Mapping[str, Any], by_level: Mapping[str, tuple[Any, ...
     if options[name] is not None:
         return per_level(PART, name, options[name], len(down))
     if not all(map(is_size, down)):
-        raise CheckpointError(f"configuration of {PART}: transformer_layers_per_block = {down!r} needs {name}")
+        given = options["transformer_layers_per_block"]
+        raise CheckpointError(f"configuration of {PART}: transformer_layers_per_block = {given!r} needs {name}")
     return down[::-1]
 
 
