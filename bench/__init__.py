@@ -1,0 +1,1 @@
+"""Measurements of both sides in one run; never imported by the worker."""

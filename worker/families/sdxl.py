@@ -22,7 +22,11 @@ def _tiny(pipeline: str, scheduler_json: dict[str, Any], in_channels: int = 4):
         "tokenizer": tokenizer(pad="<|endoftext|>"),
         "tokenizer_2": tokenizer(pad="!"),
         "text_encoder": clip_text(
-            hidden_size=40, num_hidden_layers=3, num_attention_heads=5, intermediate_size=72, hidden_act="quick_gelu"
+            hidden_size=40,
+            num_hidden_layers=3,
+            num_attention_heads=5,
+            intermediate_size=72,
+            hidden_act="quick_gelu",
         ),
         "text_encoder_2": clip_text(
             hidden_size=56,
@@ -33,6 +37,7 @@ def _tiny(pipeline: str, scheduler_json: dict[str, Any], in_channels: int = 4):
             projection_dim=44,
         ),
         "unet": unet(
+            attention=(False, True, True),
             in_channels=in_channels,
             cross_attention_dim=96,
             attention_head_dim=[2, 4, 6],
@@ -68,11 +73,21 @@ STABLE_DIFFUSION_XL = Family(
     tiny={
         "sdxl": _tiny(
             "StableDiffusionXLPipeline",
-            scheduler("EulerDiscreteScheduler", steps_offset=1, timestep_spacing="leading", interpolation_type="linear"),
+            scheduler(
+                "EulerDiscreteScheduler",
+                steps_offset=1,
+                timestep_spacing="leading",
+                interpolation_type="linear",
+            ),
         ),
         "sdxl-inpaint": _tiny(
             "StableDiffusionXLInpaintPipeline",
-            scheduler("EulerDiscreteScheduler", steps_offset=1, timestep_spacing="leading", interpolation_type="linear"),
+            scheduler(
+                "EulerDiscreteScheduler",
+                steps_offset=1,
+                timestep_spacing="leading",
+                interpolation_type="linear",
+            ),
             in_channels=9,
         ),
         "sdxl-turbo": _tiny(

@@ -28,7 +28,7 @@ def _tiny(pipeline: str, scheduler_json: dict[str, Any], unet_json: dict[str, An
         "scheduler": scheduler_json,
         "tokenizer": tokenizer(pad=text_json.pop("pad")),
         "text_encoder": clip_text(**text_json),
-        "unet": unet(**unet_json),
+        "unet": unet(attention=(True, True, False), **unet_json),
         "vae": autoencoder(scaling_factor=0.18215),
     }
 
@@ -36,7 +36,12 @@ def _tiny(pipeline: str, scheduler_json: dict[str, Any], unet_json: dict[str, An
 _SD1_TEXT = {"hidden_size": 40, "num_hidden_layers": 2, "num_attention_heads": 5, "intermediate_size": 72}
 _SD2_TEXT = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 88}
 _SD1_UNET = {"cross_attention_dim": 40, "attention_head_dim": 4}
-_SD2_UNET = {"cross_attention_dim": 48, "attention_head_dim": [2, 4, 6], "use_linear_projection": True}
+_SD2_UNET = {
+    "cross_attention_dim": 48,
+    "attention_head_dim": [2, 4, 6],
+    "use_linear_projection": True,
+    "layers_per_block": 2,
+}
 _PNDM = {"steps_offset": 1, "skip_prk_steps": True, "set_alpha_to_one": False, "clip_sample": False}
 _QUICK = {"hidden_act": "quick_gelu", "pad": "<|endoftext|>"}
 _EXACT = {"hidden_act": "gelu", "pad": "!"}

@@ -22,7 +22,11 @@ def model_index(pipeline: str, scheduler_json: dict[str, Any], text_encoders: tu
     index["vae"] = ["diffusers", "AutoencoderKL"]
     index["scheduler"] = ["diffusers", scheduler_json["_class_name"]]
     if len(text_encoders) == 1:
-        index |= {"safety_checker": [None, None], "feature_extractor": [None, None], "requires_safety_checker": False}
+        index |= {
+            "safety_checker": [None, None],
+            "feature_extractor": [None, None],
+            "requires_safety_checker": False,
+        }
     return index
 
 
@@ -66,15 +70,15 @@ def clip_text(**options: Any) -> dict[str, Any]:
     }
 
 
-def unet(**options: Any) -> dict[str, Any]:
-    """`config.json` of a UNet with three levels, the middle of which has no attention on one side."""
+def unet(*, attention: tuple[bool, bool, bool], **options: Any) -> dict[str, Any]:
+    """`config.json` of a UNet with three levels; `attention` says which of them attend to the text."""
     return {
         "_class_name": "UNet2DConditionModel",
         "sample_size": 8,
         "in_channels": 4,
         "out_channels": 4,
-        "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
-        "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+        "down_block_types": ["CrossAttnDownBlock2D" if level else "DownBlock2D" for level in attention],
+        "up_block_types": ["CrossAttnUpBlock2D" if level else "UpBlock2D" for level in reversed(attention)],
         "block_out_channels": [16, 32, 48],
         "layers_per_block": 1,
         "norm_num_groups": 8,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 from flax import nnx, traverse_util
@@ -21,15 +21,15 @@ def functional(module: nnx.Module) -> Functional:
 
     Raises ValueError when `apply` is given other names than `shapes`.
     """
-    graph, state = nnx.split(module)
-    nested: dict[tuple[Any, ...], Any] = traverse_util.flatten_dict(nnx.to_pure_dict(state))
+    graph, state = cast(tuple[Any, Any], nnx.split(module))
+    nested = cast(dict[tuple[Any, ...], Any], traverse_util.flatten_dict(nnx.to_pure_dict(state)))
     paths = {".".join(map(str, path)): path for path in nested}
     shapes: dict[str, jax.ShapeDtypeStruct] = {name: nested[path] for name, path in paths.items()}
 
     def apply(params: dict[str, Any], *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
         if params.keys() != paths.keys():
             raise ValueError(f"parameters differ: {sorted(params.keys() ^ paths.keys())[:10]}")
-        tree = traverse_util.unflatten_dict({paths[name]: value for name, value in params.items()})
+        tree = cast(Any, traverse_util.unflatten_dict({paths[name]: value for name, value in params.items()}))
         return getattr(nnx.merge(graph, tree), method)(*args, **kwargs)
 
     return Functional(shapes, apply)

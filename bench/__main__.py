@@ -1,0 +1,38 @@
+"""`python -m bench compare --model FOLDER --job JOB.json`: this worker beside PyTorch diffusers."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from bench.compare import compare
+from bench.full_size import PUBLISHED, write_full_size
+from worker.errors import WorkerError
+
+
+def main() -> None:
+    """Read the command line and print a report."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    commands = parser.add_subparsers(required=True, dest="command")
+    sides = commands.add_parser("compare", help="one job through the worker and through diffusers, in turn")
+    sides.add_argument("--model", type=Path, required=True, help="a checkpoint folder in the layout of diffusers")
+    sides.add_argument("--job", type=Path, required=True, help='a file such as test_input.json: {"input": {...}}')
+    sides.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    sides.add_argument("--calls", type=int, default=4, help="calls after the first one (at least 2)")
+    sides.add_argument("--torch-compile", action="store_true", help="compile diffusers' UNet")
+    random = commands.add_parser("random", help="write a checkpoint of a published size with random weights")
+    random.add_argument("name", choices=sorted(PUBLISHED))
+    random.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    try:
+        if options.command == "random":
+            write_full_size(options.name, options.out)
+        else:
+            job = json.loads(options.job.read_text("utf-8"))["input"]
+            print(compare(options.model, job, options.dtype, max(2, options.calls), options.torch_compile))
+    except WorkerError as error:
+        sys.exit(f"bench: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Entry point: build the service, hand it to the Runpod SDK.
+
+`python handler.py` runs `test_input.json` once and puts the pictures into `output/`; on Runpod it serves the endpoint.
+"""
+
+import logging
+import os
+import sys
+
+from worker.errors import StartupError
+from worker.settings import load_settings
+
+
+def main() -> None:
+    """Start the worker; a start that cannot succeed ends with one line and exit code 1."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    # On DEBUG, its default, the SDK logs every answer, pictures included.
+    os.environ.setdefault("RUNPOD_DEBUG_LEVEL", "INFO")
+    import runpod
+
+    from worker.engine.engine import load_engine
+    from worker.service import Service
+    from worker.storage import folder_store, inline_store
+
+    try:
+        settings = load_settings(os.environ)
+        engine = load_engine(settings)
+    except StartupError as error:
+        sys.exit(f"worker: {error}")
+    on_platform = "RUNPOD_WEBHOOK_GET_JOB" in os.environ
+    store = inline_store if on_platform else folder_store(settings.output_dir)
+    service = Service(engine, store, settings.max_inline_bytes)
+    runpod.serverless.start({"handler": service.run})
+
+
+# The SDK's heartbeat process imports this file again.
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The picture that diffusers makes for a job: the yardstick of the whole worker.
+
+Reads a job as a user of diffusers would translate it, from the same checkpoint folder that the builder bakes.
+"""
+
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from worker.diffusion.names import resolve
+
+diffusers.utils.logging.set_verbosity_error()
+diffusers.utils.logging.disable_progress_bar()
+torch.set_num_threads(1)
+
+PIPELINES: dict[tuple[bool, str], type[Any]] = {
+    (False, "text"): diffusers.StableDiffusionPipeline,
+    (False, "image"): diffusers.StableDiffusionImg2ImgPipeline,
+    (False, "mask"): diffusers.StableDiffusionInpaintPipeline,
+    (True, "text"): diffusers.StableDiffusionXLPipeline,
+    (True, "image"): diffusers.StableDiffusionXLImg2ImgPipeline,
+    (True, "mask"): diffusers.StableDiffusionXLInpaintPipeline,
+}
+
+
+@cache
+def checkpoint(source: Path) -> Any:
+    """The pipeline that the folder's model_index.json names, in float32."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = diffusers.DiffusionPipeline.from_pretrained(source, torch_dtype=torch.float32)
+    loaded.set_progress_bar_config(disable=True)
+    return loaded
+
+
+def pipeline_for(source: Path, mode: str) -> Any:
+    """A pipeline of the given mode over the checkpoint's networks."""
+    loaded = checkpoint(source)
+    if isinstance(loaded, diffusers.LatentConsistencyModelPipeline):
+        return loaded
+    kind = PIPELINES["text_encoder_2" in loaded.components, mode]
+    components = dict(loaded.components)
+    components.pop("image_encoder", None)
+    settings = {name: loaded.config[name] for name in ("force_zeros_for_empty_prompt",) if name in loaded.config}
+    if kind in (PIPELINES[False, "text"], PIPELINES[False, "image"], PIPELINES[False, "mask"]):
+        settings["requires_safety_checker"] = False
+    made = kind(**components, **settings)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def picture(
+    source: Path, job: dict[str, Any], image: Image.Image | None = None, mask: Image.Image | None = None
+) -> NDArray[np.uint8]:
+    """RGB [H, W, 3] for the job's first seed. `image`, where given, has the size of the picture."""
+    mode = "text" if image is None else "image" if mask is None else "mask"
+    with warnings.catch_warnings(), torch.no_grad():
+        # diffusers and PyTorch speak of their own future here.
+        warnings.simplefilter("ignore")
+        pipe = pipeline_for(source, mode)
+        stored = checkpoint(source).scheduler
+        pipe.scheduler = _scheduler(job, stored)
+        call: dict[str, Any] = {
+            name: job[name]
+            for name in ("prompt", "negative_prompt", "num_inference_steps", "guidance_scale", "guidance_rescale",
+                         "original_size", "crops_coords_top_left", "target_size", "negative_original_size",
+                         "negative_crops_coords_top_left", "negative_target_size")
+            if name in job
+        }  # fmt: skip
+        if mode != "text":
+            call |= {"image": image, "strength": job["strength"]}
+        if mode == "mask":
+            call["mask_image"] = mask
+        if mode != "image":
+            call |= {"height": job["height"], "width": job["width"]}
+        generator = torch.Generator().manual_seed(job["seed"])
+        found = pipe(**call, generator=generator, output_type="np").images[0]
+    return np.round(found * 255).astype(np.uint8)
+
+
+def _scheduler(job: dict[str, Any], stored: Any) -> Any:
+    if "scheduler" not in job:
+        return type(stored).from_config(stored.config, **job.get("scheduler_options", {}))
+    choice = resolve(job["scheduler"])
+    kind = getattr(diffusers, choice.solver)
+    return kind.from_config(stored.config, **{**choice.options, **job.get("scheduler_options", {})})

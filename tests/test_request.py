@@ -1,0 +1,116 @@
+"""Every bad field gets one clear line with its value and its bounds."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.errors import InvalidRequest
+from worker.request import Request, parse_request
+
+
+def problems(raw: object) -> list[str]:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_request(raw)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("prompt", None, "None"),
+        ("prompt", 3, "3"),
+        ("width", 0, "at least 64"),
+        ("height", -8, "at least 64"),
+        ("width", 427, "multiple of 8"),
+        ("width", 8192, "at most 4096"),
+        ("width", True, "boolean"),
+        ("num_inference_steps", 0, "at least 1"),
+        ("num_inference_steps", 100_000, "at most 1000"),
+        ("num_inference_steps", 2.5, "2.5"),
+        ("guidance_scale", math.nan, "nan"),
+        ("guidance_scale", math.inf, "inf"),
+        ("guidance_scale", "much", "'much'"),
+        ("num_images", 99, "at most 16"),
+        ("seed", 2**32, "at most 4294967295"),
+        ("seed", 2**63, "at most 4294967295"),
+        ("seed", -2, "at least 0"),
+        ("seed", True, "boolean"),
+        ("scheduler", "no such solver", "no such solver"),
+        ("original_size", [1024], "1024"),
+        ("prompts", ["a"], "unknown field"),
+    ],
+)
+def test_one_bad_field_is_named_with_its_value(field, value, words):
+    found = problems({"prompt": "a cat", field: value})
+    assert len(found) == 1
+    assert found[0].startswith(f"{field}")
+    assert words in found[0]
+
+
+def test_all_bad_fields_come_in_one_answer():
+    found = problems({"prompt": None, "width": 0, "num_inference_steps": 0, "guidance_scale": math.nan, "what": 1})
+    assert [line.partition(":")[0] for line in found] == [
+        "prompt", "width", "num_inference_steps", "guidance_scale", "what",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("raw", [None, [], "text", 3])
+def test_an_input_that_is_no_object_is_refused(raw):
+    assert problems(raw)[0].startswith("input:")
+
+
+def test_a_prompt_is_needed():
+    assert problems({}) == ["prompt: is missing"]
+
+
+def test_integral_floats_and_digits_are_integers():
+    request = parse_request({"prompt": "a cat", "width": 512.0, "height": "768", "seed": "7"})
+    assert (request.width, request.height, request.seed) == (512, 768, 7)
+
+
+@pytest.mark.parametrize("seed", [None, -1, "-1"])
+def test_a_seed_that_is_to_be_drawn(seed):
+    assert parse_request({"prompt": "a cat", "seed": seed}).seed is None
+
+
+def test_null_is_absent_everywhere_but_in_the_prompt():
+    names = set(Request.model_fields) - {"prompt"}
+    assert parse_request({"prompt": "a cat", **dict.fromkeys(names)}) == parse_request({"prompt": "a cat"})
+
+
+@pytest.mark.parametrize(
+    ("raw", "field"),
+    [
+        ({"mask": "AAAA"}, "mask"),
+        ({"strength": 0.5}, "strength"),
+        ({"image": "AAAA", "image_url": "https://example.org/a.png"}, "image_url"),
+        ({"negative_original_size": [64, 64]}, "negative_original_size"),
+    ],
+)
+def test_fields_that_need_each_other(raw, field):
+    assert problems({"prompt": "a cat", **raw})[0].startswith(field)
+
+
+def test_the_local_job_is_valid():
+    job = json.loads((Path(__file__).parent.parent / "test_input.json").read_text("utf-8"))
+    assert parse_request(job["input"]).prompt
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*Request.model_fields, "other"]), JSON, max_size=6))
+def test_any_input_is_a_request_or_names_its_faults(raw):
+    try:
+        parse_request(raw)
+    except InvalidRequest as error:
+        known = [*Request.model_fields, "other"]
+        assert all(line.partition(":")[0].partition(".")[0].partition(",")[0] in known for line in error.problems)

@@ -1,0 +1,169 @@
+"""The device: a baked model's parameters and programs, and one plan at a time from noise to pictures."""
+
+import logging
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from worker.diffusion.config import ScheduleConfig
+from worker.diffusion.loop import initial_state
+from worker.engine.batch import Distribution, Latents, blend, conditions, start_latents
+from worker.engine.plan import Plan, Planner
+from worker.engine.programs import Programs
+from worker.engine.selection import select_kernels
+from worker.errors import CheckpointError, GenerationError
+from worker.families import FAMILIES
+from worker.families.family import TextCondition
+from worker.families.latent_diffusion import pipeline
+from worker.families.presets import checkpoint_defaults, distillation
+from worker.request import Request
+from worker.settings import Settings
+from worker.text.clip import load_clip_tokenizer
+from worker.weights.load import load
+from worker.weights.manifest import Manifest, read_manifest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """`pixels`: RGB [H, W, 3]."""
+
+    pixels: NDArray[np.uint8]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """Pictures in the order of their seeds, and seconds by stage; compilation is a stage of its own."""
+
+    pictures: tuple[Picture, ...]
+    timings: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A loaded model."""
+
+    manifest: Manifest
+    planner: Planner
+    programs: Programs
+
+    def plan(self, request: Request, image: Image.Image | None, mask: Image.Image | None) -> Plan:
+        """See `Planner.plan`."""
+        return self.planner.plan(request, image, mask)
+
+    def run(self, plan: Plan) -> Result:
+        """Make a plan's pictures; raises GenerationError when a value is not finite."""
+        model, clock = self.planner.pipeline, _Clock(self.programs)
+        with clock.stage("encode_text_s"):
+            text = jax.tree.map(np.asarray, self.programs.encode_text(plan.ids, plan.keep))
+        with clock.stage("encode_image_s"):
+            image, masked = self._encode_images(plan)
+        pictures: list[Picture] = []
+        for seeds in _batches(plan.seeds, self.planner.settings.max_slots):
+            with clock.stage("sample_s"):
+                latents = [start_latents(plan, model, seed, image, masked) for seed in seeds]
+                x = self._sample(plan, text, latents)
+            with clock.stage("decode_s"):
+                # One at a time: the decoder's activations are the largest of all.
+                for index, seed in enumerate(seeds):
+                    pixels, finite = self.programs.decode(x[index : index + 1])
+                    if not finite[0]:
+                        raise GenerationError(f"the picture of seed {seed} is not finite; nothing was returned")
+                    pictures.append(Picture(np.asarray(pixels[0]), seed))
+        return Result(tuple(pictures), clock.seconds)
+
+    def _encode_images(self, plan: Plan) -> tuple[Distribution | None, Distribution | None]:
+        """The distributions of the latents of the image and, for a UNet that sees it, of the kept part."""
+        if plan.image is None:
+            return None, None
+        image = masked = None
+        if not (self.planner.pipeline.takes_extra and plan.strength == 1):
+            image = self._encode_image(plan.image)
+        if plan.mask is not None and self.planner.pipeline.takes_extra:
+            masked = self._encode_image(plan.image * (plan.mask[..., None] < 0.5))
+        return image, masked
+
+    def _encode_image(self, image: NDArray[np.float32]) -> Distribution:
+        mean, deviation = self.programs.encode_image(image[None])
+        return Distribution(np.asarray(mean[0]), np.asarray(deviation[0]))
+
+    def _sample(self, plan: Plan, text: TextCondition, latents: list[Latents]) -> NDArray[np.float32]:
+        """Run the whole table; a dispatch takes as many rows as can share one noise."""
+        model, slots = self.planner.pipeline, len(latents)
+        steering, reference = conditions(plan, model, text, latents), blend(plan, model, latents)
+        tables = jnp.asarray(np.repeat(plan.table.packed()[None], slots, axis=0))
+        lengths = jnp.asarray(np.full(slots, len(plan.table), np.int32))
+        state = initial_state(jnp.asarray(np.stack([latent.x for latent in latents])))
+        noise = jnp.asarray(np.zeros(state.x.shape, np.float32))
+        row = 0
+        while row < len(plan.table):
+            count = plan.table.run_length(row)
+            if np.any(plan.table.draws[row : row + count]):
+                noise = jnp.asarray(np.stack([latent.draw() for latent in latents]))
+            state = self.programs.advance(state, tables, lengths, steering, noise, reference, count)
+            row += count
+        return np.asarray(state.x)
+
+
+class _Clock:
+    """Seconds by stage, less the seconds that programs took to compile meanwhile."""
+
+    def __init__(self, programs: Programs):
+        self._programs = programs
+        self.seconds: dict[str, float] = {"compile_s": 0.0}
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        began, compiled = time.perf_counter(), sum(self._programs.compiled.values())
+        yield
+        compiling = sum(self._programs.compiled.values()) - compiled
+        spent = time.perf_counter() - began - compiling
+        self.seconds["compile_s"] += compiling
+        self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+
+def _batches(seeds: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
+    """Cut into runs of 1, 2, 4, ... so that few programs serve any number of pictures."""
+    position = 0
+    while position < len(seeds):
+        size = 1
+        while size * 2 <= min(most, len(seeds) - position):
+            size *= 2
+        yield seeds[position : position + size]
+        position += size
+
+
+def load_engine(settings: Settings) -> Engine:
+    """Load the baked folder that the settings name; raises StartupError when it cannot be served."""
+    manifest = read_manifest(settings.model_dir)
+    family = FAMILIES[manifest.family]
+    kernels = select_kernels(settings, jax.default_backend())
+    model = pipeline(family, {name: part.config for name, part in manifest.parts.items()}, kernels)
+    try:
+        schedule = ScheduleConfig.from_json(manifest.scheduler)
+    except ValueError as error:
+        raise CheckpointError(f"{settings.model_dir}: {error}") from None
+    shapes = {name: part.shapes for name, part in model.parts.items()}
+    params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
+    planner = Planner(
+        pipeline=model,
+        tokenizers=tuple(load_clip_tokenizer(settings.model_dir / name) for name in family.tokenizers),
+        schedule=schedule,
+        zero_empty_negative=manifest.model_index.get("force_zeros_for_empty_prompt", family.zero_empty_negative),
+        defaults=checkpoint_defaults(
+            family.defaults, manifest.source, schedule.class_name, embeds_guidance=model.embeds_guidance
+        ),
+        distilled=distillation(manifest.source, schedule.class_name) is not None,
+        settings=settings,
+    )
+    log.info("serving %s (%s, %s) on %s", manifest.source, family.name, kernels, jax.devices()[0])
+    return Engine(manifest, planner, Programs(model, params))

@@ -1,0 +1,195 @@
+"""Latent diffusion as pure functions of the parameters: text, image to latent, steps, latent to image.
+
+A pipeline is a family's parts bound to the configurations of one checkpoint. Nothing that a request chooses is
+static here but the shapes and whether guidance is on; the rest comes as arrays.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt8
+
+from worker.diffusion.loop import Blend, State, advance
+from worker.families.family import Family, TextCondition
+from worker.nn.embeddings import guidance_embedding
+from worker.nn.functional import Functional, functional
+from worker.nn.kernels import Kernels
+
+Params = dict[str, dict[str, Array]]
+
+
+class Conditions(NamedTuple):
+    """All that steers the samples of a batch of S slots.
+
+    The leading axis G is 2 with guidance (negative, positive) and 1 without. `guidance` is the scale per slot,
+    `rescale` the strength of the correction of its overexposure. `size_ids` are original height and width, crop top
+    and left, target height and width. `extra` are the mask and the masked image's latent of nine-channel models.
+    """
+
+    context: Float[Array, "G S L D"]
+    pooled: Float[Array, "G S P"] | None
+    size_ids: Float[Array, "G S 6"] | None
+    guidance: Float[Array, " S"]
+    rescale: Float[Array, " S"]
+    extra: Float[Array, "S H W 5"] | None
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """`family` bound to the parsed configurations of its parts, by part name."""
+
+    family: Family
+    configs: Mapping[str, Any]
+    kernels: Kernels
+
+    @cached_property
+    def parts(self) -> dict[str, Functional]:
+        """Part name -> parameter shapes and pure function."""
+        return {part.name: functional(part.build(self.configs[part.name], self.kernels)) for part in self.family.parts}
+
+    @property
+    def latent_channels(self) -> int:
+        """Channels of a latent."""
+        return self.configs["vae"].latent_channels
+
+    @property
+    def scale_factor(self) -> int:
+        """Pixels per latent, along each side."""
+        return 2 ** (len(self.configs["vae"].block_out_channels) - 1)
+
+    @property
+    def sample_size(self) -> int:
+        """Side in pixels of the pictures that the model was trained for."""
+        return self.configs["unet"].sample_size * self.scale_factor
+
+    @property
+    def takes_extra(self) -> bool:
+        """Whether the UNet is an in-painting one: it sees the mask and the masked image besides the latent."""
+        return self.configs["unet"].in_channels == self.latent_channels * 2 + 1
+
+    @property
+    def embeds_guidance(self) -> bool:
+        """Whether the UNet takes the guidance scale as an input (latent consistency models) and needs no pairs."""
+        return self.configs["unet"].time_cond_proj_dim is not None
+
+    def encode_text(
+        self, params: Params, ids: tuple[Int[Array, "B L"], ...], keep: Float[Array, " B"]
+    ) -> TextCondition:
+        """Token ids, one array per tokeniser -> context and pooled; rows whose `keep` is 0 become zeros."""
+        outputs = tuple(
+            self.parts[name].apply(params[name], tokens)
+            for name, tokens in zip(self.family.text_encoders, ids, strict=True)
+        )
+        condition = self.family.compose_text(outputs)
+        return TextCondition(
+            condition.context.astype(jnp.float32) * keep[:, None, None],
+            None if condition.pooled is None else condition.pooled.astype(jnp.float32) * keep[:, None],
+        )
+
+    def encode_image(
+        self, params: Params, image_BHWC: Float[Array, "B H W 3"]
+    ) -> tuple[Float[Array, "B h w C"], Float[Array, "B h w C"]]:
+        """Pixels in -1..1 -> mean and standard deviation of the scaled latent's distribution."""
+        config = self.configs["vae"]
+        image_BHWC = image_BHWC.astype(_dtype(params["vae"]))
+        mean, log_variance = self.parts["vae"].apply(params["vae"], image_BHWC, method="encode")
+        shift, scale = config.shift_factor or 0.0, config.scaling_factor
+        mean, log_variance = mean.astype(jnp.float32), log_variance.astype(jnp.float32)
+        return (mean - shift) * scale, jnp.exp(0.5 * log_variance) * scale
+
+    def decode(
+        self, params: Params, x_BHWC: Float[Array, "B h w C"]
+    ) -> tuple[UInt8[Array, "B H W 3"], Bool[Array, " B"]]:
+        """Scaled latent -> 8-bit picture, and whether every value before the 8 bits was finite."""
+        config = self.configs["vae"]
+        x_BHWC = x_BHWC / config.scaling_factor + (config.shift_factor or 0.0)
+        image_BHWC = self.parts["vae"].apply(params["vae"], x_BHWC.astype(_dtype(params["vae"])), method="decode")
+        image_BHWC = image_BHWC.astype(jnp.float32)
+        finite = jnp.all(jnp.isfinite(image_BHWC), axis=(1, 2, 3))
+        levels = jnp.round(jnp.clip(image_BHWC / 2 + 0.5, 0, 1) * 255)
+        return levels.astype(jnp.uint8), finite
+
+    def advance(
+        self,
+        params: Params,
+        state: State,
+        tables: Float[Array, "S R K"],
+        lengths: Int[Array, " S"],
+        conditions: Conditions,
+        noise: Float[Array, "S H W C"],
+        blend: Blend,
+        n_rows: Int[Array, ""],
+    ) -> State:
+        """Run up to `n_rows` rows of every slot's step table (see `diffusion.loop.advance`)."""
+
+        def evaluate(x_SHWC: Float[Array, "S H W C"], time_S: Float[Array, " S"]) -> Float[Array, "S H W C"]:
+            return self._predict(params, conditions, x_SHWC, time_S)
+
+        return advance(evaluate, state, tables, lengths, noise, blend, n_rows)
+
+    def _predict(
+        self,
+        params: Params,
+        conditions: Conditions,
+        x_SHWC: Float[Array, "S H W C"],
+        time_S: Float[Array, " S"],
+    ) -> Float[Array, "S H W C"]:
+        """The UNet's output with classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598)."""
+        dtype = _dtype(params["unet"])
+        groups = conditions.context.shape[0]
+        if conditions.extra is not None:
+            x_SHWC = jnp.concatenate([x_SHWC, conditions.extra], axis=-1)
+        embedding = None
+        if self.embeds_guidance:
+            embedding = guidance_embedding(conditions.guidance - 1, self.configs["unet"].time_cond_proj_dim)
+            embedding = jnp.tile(embedding, (groups, 1))
+        output = (
+            self.parts["unet"]
+            .apply(
+                params["unet"],
+                jnp.tile(x_SHWC, (groups, 1, 1, 1)).astype(dtype),
+                jnp.tile(time_S, groups),
+                _merge(conditions.context).astype(dtype),
+                pooled_BP=None if conditions.pooled is None else _merge(conditions.pooled).astype(dtype),
+                size_ids_BI=None if conditions.size_ids is None else _merge(conditions.size_ids),
+                guidance_BG=embedding,
+            )
+            .astype(jnp.float32)
+        )
+        if groups == 1:
+            return output
+        negative, positive = jnp.split(output, 2)
+        return _guide(negative, positive, conditions.guidance, conditions.rescale)
+
+
+def _guide(
+    negative: Float[Array, "S H W C"],
+    positive: Float[Array, "S H W C"],
+    scale: Float[Array, " S"],
+    rescale: Float[Array, " S"],
+) -> Float[Array, "S H W C"]:
+    """Guidance, its deviation pulled towards the positive output's (Lin et al. 2023, arXiv 2305.08891, 3.4)."""
+    scale, rescale = scale[:, None, None, None], rescale[:, None, None, None]
+    guided = negative + scale * (positive - negative)
+    axes = (1, 2, 3)
+    ratio = positive.std(axis=axes, keepdims=True) / guided.std(axis=axes, keepdims=True)
+    return jnp.where(rescale > 0, rescale * guided * ratio + (1 - rescale) * guided, guided)
+
+
+def _merge(array: Array) -> Array:
+    return array.reshape(-1, *array.shape[2:])
+
+
+def _dtype(params: Mapping[str, Array]) -> jnp.dtype:
+    return next(iter(params.values())).dtype
+
+
+def pipeline(family: Family, configs: Mapping[str, Mapping[str, Any]], kernels: Kernels) -> Pipeline:
+    """Parse a checkpoint's part configurations (`config.json` each); raises CheckpointError for an unhandled option."""
+    return Pipeline(family, {part.name: part.parse(configs[part.name]) for part in family.parts}, kernels)
+
+
+__all__ = ["Conditions", "Params", "Pipeline", "pipeline"]

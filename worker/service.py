@@ -1,0 +1,110 @@
+"""A job's dictionary in, a result's dictionary out; the only place where exceptions become answers."""
+
+import hashlib
+import json
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from worker.engine.engine import Engine, Picture, Result
+from worker.engine.plan import Plan
+from worker.errors import GenerationError, InvalidRequest
+from worker.inputs import read_image
+from worker.outputs import CONTENT_TYPE, encode_png
+from worker.request import Request, parse_request
+from worker.storage import Store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Service:
+    """Everything around the engine: checking, reading images, storing pictures, answering."""
+
+    engine: Engine
+    store: Store
+    max_answer_bytes: int
+
+    def run(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Answer one job: a result, or `{"error": text}`; never an exception, never a traceback."""
+        job_id = str(job.get("id", "job"))
+        try:
+            return self._run(job_id, job.get("input"))
+        except (InvalidRequest, GenerationError) as error:
+            log.info("job %s: refused or failed: %s", job_id, type(error).__name__)
+            return {"error": str(error)}
+        except Exception:
+            error_id = secrets.token_hex(6)
+            log.exception("job %s: internal error %s", job_id, error_id)
+            return {"error": f"internal error {error_id}; the worker's log has its cause"}
+
+    def _run(self, job_id: str, raw: object) -> dict[str, Any]:
+        began = time.perf_counter()
+        request = parse_request(raw)
+        source = request.image or request.image_url
+        image = read_image("image" if request.image else "image_url", source) if source else None
+        mask = read_image("mask", request.mask) if request.mask else None
+        plan = self.engine.plan(request, image, mask)
+        planned = time.perf_counter()
+        result = self.engine.run(plan)
+        generated = time.perf_counter()
+        files = [encode_png(picture.pixels) for picture in result.pictures]
+        places = [self.store(job_id, index, data) for index, data in enumerate(files)]
+        timings = {
+            "prepare_s": planned - began,
+            **result.timings,
+            "store_s": time.perf_counter() - generated,
+            "total_s": time.perf_counter() - began,
+        }
+        answer = self._answer(request, plan, result, files, places, timings)
+        size = len(json.dumps(answer, allow_nan=False))
+        if size > self.max_answer_bytes:
+            raise GenerationError(
+                f"the answer has {size} bytes, allowed are {self.max_answer_bytes}: ask for fewer or smaller pictures"
+            )
+        return answer
+
+    def _answer(
+        self,
+        request: Request,
+        plan: Plan,
+        result: Result,
+        files: list[bytes],
+        places: list[str],
+        timings: dict[str, float],
+    ) -> dict[str, Any]:
+        """`images`, `image_url` and `seed` stand where worker-sdxl puts them; `pictures` has the details of each."""
+        manifest = self.engine.manifest
+        return {
+            "images": places,
+            "image_url": places[0],
+            "seed": plan.seeds[0],
+            "pictures": [_describe(picture, data) for picture, data in zip(result.pictures, files, strict=True)],
+            "used": {
+                "width": plan.width,
+                "height": plan.height,
+                "num_inference_steps": plan.steps,
+                "guidance_scale": plan.guidance_scale,
+                "guidance_rescale": request.guidance_rescale,
+                "scheduler": plan.scheduler,
+                "scheduler_options": plan.scheduler_options,
+                "strength": plan.strength,
+            },
+            "model": {"source": manifest.source, "revision": manifest.revision, "family": manifest.family},
+            "timings": {name: round(seconds, 4) for name, seconds in timings.items()},
+            "warnings": list(plan.warnings),
+        }
+
+
+def _describe(picture: Picture, data: bytes) -> dict[str, Any]:
+    height, width, _ = picture.pixels.shape
+    return {
+        "seed": picture.seed,
+        "width": width,
+        "height": height,
+        "content_type": CONTENT_TYPE,
+        "size_bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }

@@ -1,0 +1,71 @@
+"""The environment, read once into a frozen record; the only reader of `os.environ`.
+
+Every setting is declared once, with its default and its description, from which the README's table is made.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from worker.errors import SettingsError
+
+
+def _setting(default: Any, description: str) -> Any:
+    return field(default=default, metadata={"description": description})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an operator chooses; each field is the environment variable of its name in capitals."""
+
+    model_dir: Path = _setting(Path("models/toy"), "The baked folder to serve.")
+    output_dir: Path = _setting(Path("output"), "Where local runs put their pictures.")
+    verify_weights: bool = _setting(False, "Check every weight file's sha256 at start.")
+    attention: Literal["auto", "xla", "cudnn"] = _setting("auto", "Attention kernel; auto: cudnn on an NVIDIA GPU.")
+    convolution: Literal["auto", "xla", "shifted"] = _setting("auto", "3x3 convolutions; auto: shifted on a CPU.")
+    max_slots: int = _setting(4, "Most pictures in one pass; 1, 2, 4 ... up to it are compiled when first needed.")
+    sizes: tuple[tuple[int, int], ...] = _setting(
+        (),
+        "WIDTHxHEIGHT,... that are served; others are refused. Empty: any size, compiled when first asked for.",
+    )
+    max_pixels: int = _setting(2048 * 2048, "Most pixels of one picture, width times height.")
+    max_inline_bytes: int = _setting(9_000_000, "Most bytes of an answer that carries its pictures in itself.")
+
+
+def load_settings(environment: Mapping[str, str]) -> Settings:
+    """Parse the environment; raises SettingsError naming variable, value and what is allowed."""
+    values: dict[str, Any] = {}
+    for item in fields(Settings):
+        variable = item.name.upper()
+        text = environment.get(variable, "").strip()
+        if text:
+            values[item.name] = _parse(variable, text, item.type)
+    return Settings(**values)
+
+
+def _parse(variable: str, text: str, kind: Any) -> Any:
+    if kind is Path:
+        return Path(text)
+    if kind is bool:
+        return _one_of(variable, text.lower(), {"1": True, "true": True, "0": False, "false": False})
+    if kind is int:
+        if not text.isdecimal() or int(text) < 1:
+            raise SettingsError(f"{variable}: {text!r} is not a whole number above 0")
+        return int(text)
+    if choices := get_args(kind) if "Literal" in str(kind) else ():
+        return _one_of(variable, text, {choice: choice for choice in choices})
+    return tuple(_size(variable, size.strip()) for size in text.split(","))
+
+
+def _one_of(variable: str, text: str, choices: Mapping[str, Any]) -> Any:
+    if text not in choices:
+        raise SettingsError(f"{variable}: {text!r} is not one of {', '.join(choices)}")
+    return choices[text]
+
+
+def _size(variable: str, text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal()) or int(width) % 8 or int(height) % 8:
+        raise SettingsError(f"{variable}: {text!r} is not a size in multiples of 8 such as 832x1216")
+    return int(width), int(height)
