@@ -53,9 +53,7 @@ def _start(side: Callable[..., None], *arguments: Any) -> Connection:
     return pipe
 
 
-def _report(
-    model: str, job: dict[str, Any], dtype: str, compiled: bool, results: dict[str, list[Call]]
-) -> str:
+def _report(model: str, job: dict[str, Any], dtype: str, compiled: bool, results: dict[str, list[Call]]) -> str:
     def row(label: str, value: Callable[[list[Call]], float], unit: str) -> str:
         ours, theirs = value(results["worker"]), value(results["diffusers"])
         return f"| {label} | {ours:.2f} {unit} | {theirs:.2f} {unit} | {ours / theirs:.2f} |"
@@ -71,7 +69,9 @@ def _report(
             row("first call (compilation included)", lambda calls: calls[0].seconds, "s"),
             row("second call", lambda calls: calls[1].seconds, "s"),
             row("median of the rest", lambda calls: statistics.median(c.seconds for c in calls[2:]), "s"),
-            row("iterations per second", lambda calls: 1 / statistics.median(c.step_seconds for c in calls[1:]), "it/s"),
+            row(
+                "iterations per second", lambda calls: 1 / statistics.median(c.step_seconds for c in calls[1:]), "it/s"
+            ),
             row("peak memory", lambda calls: calls[-1].peak_bytes / 2**30, "GiB"),
             "",
             f"PSNR between the two pictures: {psnr(*pixels):.1f} dB",

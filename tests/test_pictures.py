@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import Toy, decode_picture, encode_picture, half_mask, photograph, run
 from tests.diffusers_pictures import picture
+from tests.jobs import Toy, decode_picture, encode_picture, half_mask, photograph, run
 
 SOLVERS = [
     "DDIMScheduler",
@@ -56,9 +56,7 @@ def covering() -> Iterator[Case]:
 
 
 def cases(chosen: list[Case]) -> list[Any]:
-    return [
-        pytest.param(*case, marks=pytest.mark.xdist_group(case[0]), id="-".join(map(str, case))) for case in chosen
-    ]
+    return [pytest.param(*case, marks=pytest.mark.xdist_group(case[0]), id="-".join(map(str, case))) for case in chosen]
 
 
 def check(toy: Toy, job: dict[str, Any], image: Image.Image | None = None, mask: Image.Image | None = None) -> None:
