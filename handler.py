@@ -18,18 +18,12 @@ def main() -> None:
     os.environ.setdefault("RUNPOD_DEBUG_LEVEL", "INFO")
     import runpod
 
-    from worker.engine.engine import load_engine
-    from worker.service import Service
-    from worker.storage import folder_store, inline_store
+    from worker.service import load_service
 
     try:
-        settings = load_settings(os.environ)
-        engine = load_engine(settings)
+        service = load_service(load_settings(os.environ), local="RUNPOD_WEBHOOK_GET_JOB" not in os.environ)
     except StartupError as error:
         sys.exit(f"worker: {error}")
-    on_platform = "RUNPOD_WEBHOOK_GET_JOB" in os.environ
-    store = inline_store if on_platform else folder_store(settings.output_dir)
-    service = Service(engine, store, settings.max_inline_bytes)
     runpod.serverless.start({"handler": service.run})
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-
 from worker.diffusion.names import resolve
 
 diffusers.utils.logging.set_verbosity_error()

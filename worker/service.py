@@ -8,13 +8,14 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from worker.engine.engine import Engine, Picture, Result
+from worker.engine.engine import Engine, Picture, Result, load_engine
 from worker.engine.plan import Plan
 from worker.errors import GenerationError, InvalidRequest
 from worker.inputs import read_image
 from worker.outputs import CONTENT_TYPE, encode_png
 from worker.request import Request, parse_request
-from worker.storage import Store
+from worker.settings import Settings
+from worker.storage import Store, folder_store, inline_store
 
 log = logging.getLogger(__name__)
 
@@ -108,3 +109,12 @@ def _describe(picture: Picture, data: bytes) -> dict[str, Any]:
         "size_bytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
+
+
+def load_service(settings: Settings, *, local: bool) -> Service:
+    """Load the model and connect what is around it; a local run stores its pictures in a folder.
+
+    Raises StartupError when the worker cannot serve.
+    """
+    store = folder_store(settings.output_dir) if local else inline_store
+    return Service(load_engine(settings), store, settings.max_inline_bytes)

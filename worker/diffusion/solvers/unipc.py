@@ -79,7 +79,9 @@ def _base(options: Options, s: Point, t: Point, x: Vector, m: Vector) -> tuple[V
     h = t.lam - s.lam
     hh = -h if options.predict_x0 else h
     keep, end = (t.sigma / s.sigma, t.alpha) if options.predict_x0 else (t.alpha / s.alpha, t.sigma)
-    return keep * x - end * math.expm1(hh) * m, -end * _b(options, hh), hh
+    # To zero noise the noise's weight is sigma times infinity: its limit removes all noise there is.
+    weight = keep * s.sigma if hh == math.inf else end * math.expm1(hh)
+    return keep * x - weight * m, -end * _b(options, hh), hh
 
 
 def _b(options: Options, hh: float) -> float:
