@@ -13,6 +13,7 @@ import logging
 import re
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from builder.convert import convert, existing, is_bake_of, occupied
@@ -22,14 +23,24 @@ from worker.errors import BuildError, WorkerError
 from worker.weights.manifest import Dtype
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_TOY = "toy:"
 # Room for the converted weights beside the download, as a share of it: fp16 files double in float32.
 _CONVERTED = {"bfloat16": 1.0, "float32": 2.0}
 
 
 def bake(source: str, out: Path, dtype: Dtype, *, force: bool, hub: Hub) -> None:
-    """Fetch a repository, unless `source` is a folder, and convert it; see `fetch` and `convert` for the errors."""
+    """Fetch a repository, unless `source` is a folder or a toy, and convert it.
+
+    See `fetch`, `write_toy` and `convert` for the errors.
+    """
     if Path(source).is_dir():
         convert(Path(source), out, dtype, force=force)
+        return
+    if source.startswith(_TOY):
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / source.replace(":", "-")
+            write_toy(source.removeprefix(_TOY), made)
+            convert(made, out, dtype, force=force)
         return
     repository, revision = split_source(source)
     baked = existing(out, force=force)
@@ -65,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, source in (
         ("fetch", repository),
         ("convert", "folder in the layout of diffusers"),
-        ("bake", f"folder, {repository}"),
+        ("bake", f"folder, {repository}, or {_TOY}VARIANT"),
     ):
         command = commands.add_parser(name)
         command.add_argument("--source", required=True, help=source)

@@ -9,6 +9,7 @@ import pytest
 
 from builder.__main__ import main
 from tests.builder.checkpoints import params_of
+from worker.weights.manifest import read_manifest
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -19,6 +20,18 @@ def test_toy_then_bake(tmp_path, capsys):
     dtypes = {str(value.dtype) for part in params_of(tmp_path / "baked").values() for value in part.values()}
     assert dtypes == {"bfloat16"}
     assert "error" not in capsys.readouterr().err
+
+
+def test_a_toy_is_baked_in_one_step(tmp_path):
+    assert main(["bake", "--source", "toy:sdxl-turbo", "--out", str(tmp_path / "baked")]) == 0
+    assert read_manifest(tmp_path / "baked").source == "toy-sdxl-turbo"
+    assert [path.name for path in tmp_path.iterdir()] == ["baked"]
+
+
+def test_an_unknown_toy_is_refused_with_the_known_ones(tmp_path, capsys):
+    assert main(["bake", "--source", "toy:none", "--out", str(tmp_path / "baked")]) == 1
+    assert "sd1" in capsys.readouterr().err
+    assert not (tmp_path / "baked").exists()
 
 
 @pytest.mark.parametrize(
