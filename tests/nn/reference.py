@@ -77,9 +77,7 @@ def run(
 ) -> Any:
     """Compile and call a module with these parameters; `static` arguments are part of the program."""
     apply = partial(functional(module).apply, method=method, **(static or {}))
-    compiled = jax.jit(
-        lambda params, args, kwargs: apply(params, *args, **kwargs), compiler_options=COMPILER_OPTIONS
-    )
+    compiled = jax.jit(lambda params, args, kwargs: apply(params, *args, **kwargs), compiler_options=COMPILER_OPTIONS)
     return jax.tree.map(np.asarray, compiled(params, args, kwargs))
 
 

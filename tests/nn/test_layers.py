@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.nn.program import equations
 from tests.nn.reference import assert_close, nchw, noise, parameters, randomise, run
 from worker.nn.functional import functional
 from worker.nn.kernels import Kernels
@@ -40,15 +41,37 @@ def test_linear(shape: tuple[int, ...], bias: bool):
     ("kernel_size", "stride", "padding"),
     [(1, 1, NO_PADDING), (3, 1, AROUND), (3, 2, AROUND), (3, 2, BELOW_AND_RIGHT), (3, 1, NO_PADDING)],
 )
-@pytest.mark.parametrize("size", [(9, 13), (8, 6)])
-def test_convolution(kernels: Kernels, kernel_size: int, stride: int, padding: Padding, size: tuple[int, int]):
-    reference = torch.nn.Conv2d(7, 5, kernel_size, stride)
+@pytest.mark.parametrize(("size", "out_channels"), [((9, 13), 5), ((3, 5), 41), ((4, 3), 41)])
+def test_convolution(
+    kernels: Kernels,
+    kernel_size: int,
+    stride: int,
+    padding: Padding,
+    size: tuple[int, int],
+    out_channels: int,
+):
+    reference = torch.nn.Conv2d(7, out_channels, kernel_size, stride)
     randomise(reference)
     x = noise(2, *size, 7)
-    layer = Conv(7, 5, kernel_size, kernels, stride=stride, padding=padding)
+    layer = Conv(7, out_channels, kernel_size, kernels, stride=stride, padding=padding)
     (top, bottom), (left, right) = padding
     expected = reference(torch.nn.functional.pad(nchw(x), (left, right, top, bottom)))
     assert_close(run(layer, parameters(reference), x), expected)
+
+
+@pytest.mark.parametrize(
+    ("form", "size", "primitive"),
+    [
+        ("xla", (3, 5), "conv_general_dilated"),
+        ("shifted", (3, 5), "dot_general"),
+        ("shifted", (9, 13), "conv_general_dilated"),
+    ],
+)
+def test_form_of_convolution(form: str, size: tuple[int, int], primitive: str):
+    """Slices are shifted only where the grid is smaller than the layer is wide."""
+    pure = functional(Conv(7, 41, 3, Kernels(convolution=form), padding=AROUND))
+    names = {equation.primitive.name for equation in equations(pure.apply, pure.shapes, noise(2, *size, 7))}
+    assert names & {"conv_general_dilated", "dot_general"} == {primitive}
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-6])

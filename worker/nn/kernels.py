@@ -10,7 +10,7 @@ class Kernels:
 
     `attention`: "xla" everywhere; "cudnn" is the fused kernel of NVIDIA GPUs.
     `convolution`: "xla" is `lax.conv_general_dilated`; "shifted" writes a 3x3 convolution as one matrix
-    product over shifted slices, which is quicker on CPUs.
+    product over shifted slices where the grid is small, which is quicker on CPUs.
     """
 
     attention: Literal["xla", "cudnn"] = "xla"
