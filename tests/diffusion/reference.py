@@ -106,11 +106,12 @@ def network(seed: int = 0) -> Network:
 class Noises:
     """Unit noise in the order of drawing, the same for both sides."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, dtype: type):
         self._random = np.random.default_rng(seed)
+        self._dtype = dtype
 
     def __call__(self) -> np.ndarray:
-        return self._random.normal(size=SHAPE)
+        return self._random.normal(size=SHAPE).astype(self._dtype)
 
 
 def sample_reference(
@@ -123,9 +124,10 @@ def sample_reference(
     mask: np.ndarray | None = None,
     eta: float = 0.0,
     seed: int = 0,
+    dtype: type = np.float64,
 ) -> tuple[np.ndarray, list[float]]:
     """The loop of diffusers' pipelines around its scheduler `pipeline`: (last latent, times)."""
-    noises = Noises(seed)
+    noises = Noises(seed, dtype)
     pipeline.set_timesteps(steps)
     kept = steps if strength is None else min(max(int(steps * strength), 1), steps)
     begin = (steps - kept) * pipeline.order
@@ -133,7 +135,7 @@ def sample_reference(
     if hasattr(pipeline, "set_begin_index"):
         pipeline.set_begin_index(begin)
     first = torch.from_numpy(noises())
-    clean = None if image is None else torch.from_numpy(image)
+    clean = None if image is None else torch.from_numpy(image.astype(dtype))
     x = first * pipeline.init_noise_sigma
     if strength is not None:
         x = pipeline.add_noise(clean, first, times[:1])
@@ -141,8 +143,8 @@ def sample_reference(
     extra = {"eta": eta} if "eta" in parameters else {}
     with _drawing_from(pipeline, noises):
         for i, time in enumerate(times):
-            output = torch.from_numpy(evaluate(pipeline.scale_model_input(x, time).numpy(), float(time)))
-            x = pipeline.step(output, time, x, **extra).prev_sample
+            output = evaluate(pipeline.scale_model_input(x, time).numpy(), float(time)).astype(dtype)
+            x = pipeline.step(torch.from_numpy(output), time, x, **extra).prev_sample
             if mask is not None:
                 after = clean if i + 1 == len(times) else pipeline.add_noise(clean, first, times[i + 1 : i + 2])
                 x = torch.from_numpy(mask) * x + (1 - torch.from_numpy(mask)) * after
@@ -153,10 +155,10 @@ def sample_reference(
 def _drawing_from(pipeline: Any, noises: Noises) -> Iterator[None]:
     module = sys.modules[type(pipeline).__module__]
     if type(pipeline).__name__ == "DPMSolverSDEScheduler":
-        with mock.patch.object(module, "BrownianTreeNoiseSampler", lambda *_: _Brownian(noises)):
+        with mock.patch.object(module, "BrownianTreeNoiseSampler", return_value=_Brownian(noises)):
             yield
     elif hasattr(module, "randn_tensor"):
-        with mock.patch.object(module, "randn_tensor", lambda *_, **__: torch.from_numpy(noises())):
+        with mock.patch.object(module, "randn_tensor", side_effect=lambda *_, **__: torch.from_numpy(noises())):
             yield
     else:
         yield
@@ -190,8 +192,8 @@ def sample_table(
     dtype: type = np.float64,
 ) -> np.ndarray:
     """Read a table row after row, as `loop.advance` does, in plain numpy."""
-    noises = Noises(seed)
-    first = noises().astype(dtype)
+    noises = Noises(seed, dtype)
+    first = noises()
     clean = np.zeros(SHAPE, dtype) if image is None else image.astype(dtype)
     x = dtype(steps.init[0]) * clean + dtype(steps.init[1]) * first
     saved, history = np.zeros_like(x), [np.zeros_like(x)] * table.HISTORY
@@ -199,7 +201,7 @@ def sample_table(
         output = evaluate(row[table.SCALE] * x, float(row[table.TIME])).astype(dtype)
         d = row[table.D_FROM_X] * x + row[table.D_FROM_MODEL] * output
         d = np.clip(d, -row[table.CLIP], row[table.CLIP])
-        noise = noises().astype(dtype) if draws else np.zeros_like(x)
+        noise = noises() if draws else np.zeros_like(x)
         terms = np.stack((x, saved, d, *history, noise, output))
         x = np.tensordot(row[table.X_TERMS], terms, 1)
         saved = np.tensordot(row[table.SAVED_TERMS], terms, 1)

@@ -14,9 +14,10 @@ Check = Callable[[Any], Any]
 
 
 def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
+    # Some configurations write null for false.
+    if value is not None and not isinstance(value, bool):
         raise ValueError("must be true or false")
-    return value
+    return bool(value)
 
 
 def _integer(low: int, high: int) -> Check:
