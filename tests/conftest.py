@@ -29,7 +29,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> "Callable[..., Toy]":
     def get(variant: str, dtype: str = "float32") -> Toy:
         if (variant, dtype) not in made:
             folder = tmp_path_factory.mktemp(variant)
-            source, model_dir = folder / "source", folder / "baked"
+            source, model_dir = folder / variant, folder / "baked"
             write_toy(variant, source)
             convert(source, model_dir, dtype=dtype)
             engine = load_engine(Settings(model_dir=model_dir))

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+
 from worker.diffusion.names import resolve
+from worker.diffusion.solvers import SOLVERS
 
 diffusers.utils.logging.set_verbosity_error()
 diffusers.utils.logging.disable_progress_bar()
@@ -88,5 +90,7 @@ def _scheduler(job: dict[str, Any], stored: Any) -> Any:
     if "scheduler" not in job:
         return type(stored).from_config(stored.config, **job.get("scheduler_options", {}))
     choice = resolve(job["scheduler"])
-    kind = getattr(diffusers, choice.solver)
-    return kind.from_config(stored.config, **{**choice.options, **job.get("scheduler_options", {})})
+    kind = getattr(diffusers, SOLVERS[choice.solver].class_name)
+    # Without this, diffusers' PNDM begins with Runge-Kutta steps, which no Stable Diffusion checkpoint asks for.
+    plms = {"skip_prk_steps": True} if kind is diffusers.PNDMScheduler else {}
+    return kind.from_config(stored.config, **{**plms, **choice.options, **job.get("scheduler_options", {})})

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from worker.errors import InvalidRequest
@@ -40,7 +40,8 @@ def problems(raw: object) -> list[str]:
         ("seed", -2, "at least 0"),
         ("seed", True, "boolean"),
         ("scheduler", "no such solver", "no such solver"),
-        ("original_size", [1024], "1024"),
+        ("original_size", [1024], "is missing"),
+        ("original_size", "large", "'large'"),
         ("prompts", ["a"], "unknown field"),
     ],
 )
@@ -107,6 +108,7 @@ JSON = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.dictionaries(st.sampled_from([*Request.model_fields, "other"]), JSON, max_size=6))
 def test_any_input_is_a_request_or_names_its_faults(raw):
     error = None

@@ -23,7 +23,7 @@ class Distribution:
 
     def sample(self, noise: NDArray[np.float32]) -> NDArray[np.float32]:
         """The latent for one unit noise."""
-        return self.mean + self.deviation * noise
+        return (self.mean + self.deviation * noise).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ def start_latents(
         # Drawn by every in-painting pipeline, though only a UNet that sees the kept part uses it.
         masked_noise = draw()
         masked_latent = nothing if masked is None else masked.sample(masked_noise)
-    image_scale, noise_scale = (np.float32(scale) for scale in plan.table.init)
-    return Latents(image_scale * image_latent + noise_scale * noise, image_latent, noise, masked_latent, draw)
+    image_scale, noise_scale = plan.table.init
+    x = (image_scale * image_latent + noise_scale * noise).astype(np.float32)
+    return Latents(x, image_latent, noise, masked_latent, draw)
 
 
 def conditions(plan: Plan, model: Pipeline, text: TextCondition, latents: list[Latents]) -> Conditions:

@@ -146,7 +146,8 @@ def load_engine(settings: Settings) -> Engine:
     """Load the baked folder that the settings name; raises StartupError when it cannot be served."""
     manifest = read_manifest(settings.model_dir)
     family = FAMILIES[manifest.family]
-    kernels = select_kernels(settings, jax.default_backend())
+    platform = jax.default_backend()
+    kernels = select_kernels(settings, platform)
     model = pipeline(family, {name: part.config for name, part in manifest.parts.items()}, kernels)
     try:
         schedule = ScheduleConfig.from_json(manifest.scheduler)
@@ -165,5 +166,5 @@ def load_engine(settings: Settings) -> Engine:
         distilled=distillation(manifest.source, schedule.class_name) is not None,
         settings=settings,
     )
-    log.info("serving %s (%s, %s) on %s", manifest.source, family.name, kernels, jax.devices()[0])
+    log.info("serving %s (%s, %s) on %s", manifest.source, family.name, kernels, platform)
     return Engine(manifest, planner, Programs(model, params))

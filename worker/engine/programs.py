@@ -47,7 +47,7 @@ class Programs:
         self,
         state: State,
         tables: NDArray[np.float32] | Array,
-        lengths: NDArray[np.int32],
+        lengths: NDArray[np.int32] | Array,
         conditions: Conditions,
         noise: NDArray[np.float32] | Array,
         blend: Blend,

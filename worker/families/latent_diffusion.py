@@ -58,7 +58,13 @@ class Pipeline:
     @property
     def scale_factor(self) -> int:
         """Pixels per latent, along each side."""
-        return 2 ** (len(self.configs["vae"].block_out_channels) - 1)
+        return self.configs["vae"].downscale
+
+    @property
+    def scaling_factor(self) -> float:
+        """What latents are multiplied with; the family's, where the checkpoint does not say."""
+        stated = self.configs["vae"].scaling_factor
+        return self.family.default_scaling_factor if stated is None else stated
 
     @property
     def sample_size(self) -> int:
@@ -96,16 +102,16 @@ class Pipeline:
         config = self.configs["vae"]
         image_BHWC = image_BHWC.astype(_dtype(params["vae"]))
         mean, log_variance = self.parts["vae"].apply(params["vae"], image_BHWC, method="encode")
-        shift, scale = config.shift_factor or 0.0, config.scaling_factor
         mean, log_variance = mean.astype(jnp.float32), log_variance.astype(jnp.float32)
-        return (mean - shift) * scale, jnp.exp(0.5 * log_variance) * scale
+        scale = self.scaling_factor
+        return (mean - config.shift_factor) * scale, jnp.exp(0.5 * log_variance) * scale
 
     def decode(
         self, params: Params, x_BHWC: Float[Array, "B h w C"]
     ) -> tuple[UInt8[Array, "B H W 3"], Bool[Array, " B"]]:
         """Scaled latent -> 8-bit picture, and whether every value before the 8 bits was finite."""
         config = self.configs["vae"]
-        x_BHWC = x_BHWC / config.scaling_factor + (config.shift_factor or 0.0)
+        x_BHWC = x_BHWC / self.scaling_factor + config.shift_factor
         image_BHWC = self.parts["vae"].apply(params["vae"], x_BHWC.astype(_dtype(params["vae"])), method="decode")
         image_BHWC = image_BHWC.astype(jnp.float32)
         finite = jnp.all(jnp.isfinite(image_BHWC), axis=(1, 2, 3))
