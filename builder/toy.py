@@ -33,10 +33,17 @@ def write_toy(variant: str, folder: Path, seed: int = 0) -> None:
     """
     if variant not in VARIANTS:
         raise BuildError(f"{variant}: no such toy; there are {', '.join(VARIANTS)}")
+    family = VARIANTS[variant]
+    write_random(family, family.tiny[variant], folder, seed)
+
+
+def write_random(family: Family, files: Mapping[str, Mapping[str, Any]], folder: Path, seed: int = 0) -> None:
+    """Write a checkpoint with random weights; `files` are its JSON files, by sub-folder, and `model_index`.
+
+    Raises BuildError for a folder that is not empty.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise BuildError(f"{folder}: not empty")
-    family = VARIANTS[variant]
-    files = family.tiny[variant]
     _write_json(folder / "model_index.json", files["model_index"])
     _write_json(folder / "scheduler" / "scheduler_config.json", files["scheduler"])
     for part in family.parts:

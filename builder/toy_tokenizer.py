@@ -44,8 +44,6 @@ def _learned(count: int) -> tuple[tuple[str, str], ...]:
             merges[symbols[0], symbols[1]] = len(merges)
             made.add(symbols[0] + symbols[1])
             symbols = _merged(symbols, merges)
-    if len(merges) < count:
-        raise ValueError(f"{count} merges asked for, the words give {len(merges)}")
     return tuple(merges)
 
 
@@ -70,11 +68,12 @@ def _merges(vocabulary_size: int) -> tuple[tuple[str, str], ...]:
 
 
 def vocabulary(size: int) -> dict[str, int]:
-    """`vocab.json` with exactly `size` tokens, the end token last; ValueError if the words give too few."""
+    """`vocab.json` with exactly `size` tokens, the end token last; ids that the words do not fill stay unused."""
     symbols = _byte_symbols()
     tokens = [*symbols, *(symbol + END_OF_WORD for symbol in symbols)]
     tokens += [left + right for left, right in _merges(size)]
-    return {token: i for i, token in enumerate([*tokens, START, END])}
+    unused = [f"<|unused{i}|>" for i in range(size - 2 - len(tokens))]
+    return {token: i for i, token in enumerate([*tokens, *unused, START, END])}
 
 
 def merges_text(vocabulary_size: int) -> str:

@@ -10,7 +10,7 @@ from flax import nnx
 from transformers import CLIPTextConfig as ReferenceCLIPTextConfig
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from tests.models import published
+from bench import published
 from tests.nn.reference import names_and_shapes
 from worker.models.autoencoder import Autoencoder, AutoencoderConfig
 from worker.models.clip_text import CLIPText, CLIPTextConfig

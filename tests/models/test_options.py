@@ -9,7 +9,7 @@ import pytest
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from transformers import CLIPTextConfig as ReferenceCLIPTextConfig
 
-from tests.models import published
+from bench import published
 from worker.errors import CheckpointError
 from worker.models import autoencoder, clip_text, unet_config
 from worker.models.autoencoder import AutoencoderConfig

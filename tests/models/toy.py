@@ -1,6 +1,6 @@
 """Small configurations whose widths all differ, so that a missed transpose changes a shape."""
 
-from tests.models import published
+from bench import published
 
 SD1_UNET = published.SD15_UNET | {
     "attention_head_dim": 2,
