@@ -10,9 +10,10 @@ from unittest import mock
 
 import diffusers
 import numpy as np
+import pytest
 import torch
 
-from worker.diffusion import table
+from worker.diffusion import schedules, table
 from worker.diffusion.solvers import SOLVERS
 from worker.diffusion.table import StepTable
 
@@ -46,6 +47,15 @@ SDXL = {
 ZERO_SNR = {**SDXL, "prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
 
 
+WARNINGS_OF_DIFFUSERS = [
+    # Arrays made of tensors, options that it means to drop, logarithms of the last sigma.
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:__array_wrap__ must accept context:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*algorithm_type.*deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
+]
+
+
 def _reference_classes() -> dict[str, Any]:
     # diffusers hides this one without torchsde, of which it only uses the noise that is replaced below.
     sys.modules["torchsde"] = types.ModuleType("torchsde")
@@ -72,12 +82,13 @@ class _Float64(types.ModuleType):
 
 
 @contextmanager
-def float64_schedulers() -> Iterator[None]:
-    """Within, diffusers' schedulers compute in float64 throughout, so that comparisons need no allowance."""
+def float64_schedules() -> Iterator[None]:
+    """Within, diffusers and we compute in float64 throughout, so that comparisons need no allowance."""
     modules = {sys.modules[reference.__module__] for reference in CLASSES.values()}
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(schedules, "KEPT", np.float64))
         for module in modules:
             stack.enter_context(mock.patch.object(module, "torch", _Float64(torch)))
             stack.enter_context(mock.patch.object(module, "np", _Float64(np)))

@@ -20,13 +20,7 @@ WITHOUT_SAMPLE = {"pndm", "euler_ancestral", "dpm2", "dpm2_ancestral", "dpm_sde"
 # Where diffusers itself has no finite answer: UniPC in order 2 and 3 to zero noise.
 UNDEFINED = {"lower_order_final": False}
 
-pytestmark = [
-    # diffusers' own: arrays made of tensors, options that it means to drop, logarithms of the last sigma.
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:__array_wrap__ must accept context:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*algorithm_type.*deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
-]
+pytestmark = reference.WARNINGS_OF_DIFFUSERS
 
 
 def variants(solver: str) -> list[dict[str, Any]]:
@@ -87,7 +81,7 @@ SPECIAL: dict[str, list[dict[str, Any]]] = {
 
 def compare(solver, raw, steps, *, options=None, tolerance=1e-8, **inputs):
     options = options or {}
-    with reference.float64_schedulers():
+    with reference.float64_schedules():
         theirs, times = reference.sample_reference(
             reference.scheduler(solver, raw, **options),
             reference.network(),
@@ -95,19 +89,21 @@ def compare(solver, raw, steps, *, options=None, tolerance=1e-8, **inputs):
             eta=options.get("eta", 0.0),
             **inputs,
         )
-    config = ScheduleConfig.from_json(raw)
-    table = step_table(solver, config, steps, options=options, strength=inputs.pop("strength", None))
+        config = ScheduleConfig.from_json(raw)
+        table = step_table(solver, config, steps, options=options, strength=inputs.pop("strength", None))
     ours = reference.sample_table(table, reference.network(), **inputs)
     np.testing.assert_allclose(table.times, times, atol=1e-9)
     np.testing.assert_allclose(ours, theirs, atol=tolerance * np.abs(theirs).max(), rtol=0)
 
 
-def cases(checkpoints, *, with_variants=False):
-    return list(_cases(checkpoints, with_variants))
+def cases(checkpoints, *, with_variants=False, cut=False):
+    """`cut`: without LMS, for which diffusers misses the derivatives before a cut by `strength`."""
+    solvers = [solver for solver in SOLVERS if not (cut and solver == "lms")]
+    return list(_cases(solvers, checkpoints, with_variants))
 
 
-def _cases(checkpoints, with_variants):
-    for solver in SOLVERS:
+def _cases(solvers, checkpoints, with_variants):
+    for solver in solvers:
         for name in checkpoints:
             if name == "sample" and solver in WITHOUT_SAMPLE:
                 continue
@@ -117,27 +113,25 @@ def _cases(checkpoints, with_variants):
 
 
 @pytest.mark.parametrize(("solver", "raw", "options"), cases(CHECKPOINTS))
-@pytest.mark.parametrize("steps", [1, 2, 4, 9, 20])
+@pytest.mark.parametrize("steps", [1, 2, 4, 20])
 def test_text_to_image(solver, raw, options, steps):
     compare(solver, raw, steps, options=options)
 
 
-@pytest.mark.parametrize(("solver", "raw", "options"), cases(["sd1", "sd2"], with_variants=True))
+@pytest.mark.parametrize(("solver", "raw", "options"), cases(["sd2"], with_variants=True))
 def test_options(solver, raw, options, image):
     compare(solver, raw, 6, options=options)
-    if solver != "lms":
+    if solver != "lms":  # see `cases`
         compare(solver, raw, 17, options=options, strength=0.6, image=image)
 
 
-@pytest.mark.parametrize(("solver", "raw", "options"), cases(["sd1", "sd2"]))
+@pytest.mark.parametrize(("solver", "raw", "options"), cases(["sd1"], cut=True))
 @pytest.mark.parametrize("strength", [0.0, 0.05, 0.35, 0.5, 0.8, 1.0])
 def test_image_to_image_and_in_painting(solver, raw, options, strength, image, mask):
-    if solver == "lms" and strength < 1:
-        pytest.skip("diffusers misses the derivatives before the cut")
     compare(solver, raw, 15, options=options, strength=strength, image=image, mask=mask)
 
 
-@pytest.mark.parametrize(("solver", "raw", "options"), cases(["sd1", "sd2"]))
+@pytest.mark.parametrize(("solver", "raw", "options"), cases(["sd2"]))
 def test_in_painting_from_pure_noise(solver, raw, options, image, mask):
     compare(solver, raw, 5, options=options, image=image, mask=mask)
 
@@ -145,8 +139,7 @@ def test_in_painting_from_pure_noise(solver, raw, options, image, mask):
 @pytest.mark.parametrize(("solver", "raw", "options"), cases(["sdxl", "zero_snr"]))
 @pytest.mark.parametrize("spacing", SPACINGS)
 def test_spacings(solver, raw, options, spacing):
-    for steps in (4, 20):
-        compare(solver, {**raw, "timestep_spacing": spacing}, steps, options=options)
+    compare(solver, {**raw, "timestep_spacing": spacing}, 12, options=options)
 
 
 @pytest.mark.parametrize("solver", [name for name in SOLVERS if "sigma_min" in SOLVERS[name].defaults])
@@ -182,24 +175,37 @@ def test_distilled_models_with_other_teachers(solver, steps):
         compare(solver, raw, steps, options={"eta": 0.5} if solver == "tcd" else {})
 
 
-@pytest.mark.parametrize(("solver", "raw", "options"), cases(["sd1", "sd2", "zero_snr"]))
-def test_unchanged_diffusers_in_float32(solver, raw, options):
-    """The reference as users run it: what remains are its own float32 schedules."""
-    if solver in WITHOUT_SAMPLE and raw.get("prediction_type") == "sample":
-        pytest.skip("not offered by diffusers")
-    theirs, _ = reference.sample_reference(
+def sigma_schedules():
+    return [
+        (solver, {schedule: True} if schedule else {})
+        for solver in SOLVERS
+        for schedule in (None, *SIGMA_SCHEDULES)
+        if schedule is None or schedule in SOLVERS[solver].defaults
+    ]
+
+
+@pytest.mark.parametrize(("solver", "options"), sigma_schedules())
+@pytest.mark.parametrize("checkpoint", ["sd1", "zero_snr"])
+def test_unchanged_diffusers_in_float32(solver, checkpoint, options):
+    """The reference as users run it, float32 throughout; times that it makes whole are the same ones."""
+    raw = CHECKPOINTS[checkpoint]
+    theirs, times = reference.sample_reference(
         reference.scheduler(solver, raw, **options), reference.network(), 25, dtype=np.float32
     )
     table = step_table(solver, ScheduleConfig.from_json(raw), 25, options=options)
     ours = reference.sample_table(table, reference.network(), dtype=np.float32)
-    np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max(), rtol=0)
+    whole = np.all(np.equal(times, np.round(times)))
+    np.testing.assert_allclose(table.times, times, atol=0 if whole else 1e-2)
+    # DEIS takes differences of nearly equal logarithms, in which the reference loses figures in float32.
+    tolerance = 2e-5 if solver == "deis" else 1e-5
+    np.testing.assert_allclose(ours, theirs, atol=tolerance * np.abs(theirs).max(), rtol=0)
 
 
 @pytest.mark.parametrize("strength", [0.2, 0.5, 0.75])
 def test_lms_restarts_at_the_cut(strength, image):
     """As a fresh LMS on the remaining noise levels, from the noised image."""
     steps, kept = 20, int(20 * strength)
-    with reference.float64_schedulers():
+    with reference.float64_schedules():
         scheduler = reference.scheduler("lms", SD1)
         scheduler.set_timesteps(steps)
         sigmas, times = scheduler.sigmas[-kept - 1 :], scheduler.timesteps[-kept:]
@@ -207,7 +213,7 @@ def test_lms_restarts_at_the_cut(strength, image):
         scheduler.sigmas, scheduler.timesteps = sigmas, times
         scheduler.set_timesteps = lambda _: None
         theirs, _ = reference.sample_reference(scheduler, reference.network(), kept, strength=1.0, image=image)
-    table = step_table("lms", ScheduleConfig.from_json(SD1), steps, strength=strength)
+        table = step_table("lms", ScheduleConfig.from_json(SD1), steps, strength=strength)
     ours = reference.sample_table(table, reference.network(), image=image)
     np.testing.assert_allclose(ours, theirs, atol=1e-8)
 

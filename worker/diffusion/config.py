@@ -22,8 +22,8 @@ def _boolean(value: Any) -> bool:
 
 def _integer(low: int, high: int) -> Check:
     def check(value: Any) -> int:
-        integral = isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
-        if not integral or not low <= value <= high:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not float(value).is_integer() or not low <= value <= high:
             raise ValueError(f"must be an integer in {low}..{high}")
         return int(value)
 

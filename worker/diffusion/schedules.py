@@ -1,6 +1,8 @@
-"""Noise levels of training and of sampling, in float64.
+"""Noise levels of training and of sampling.
 
 `sigma` is the ratio of noise to signal, `sqrt((1 - alphas_cumprod) / alphas_cumprod)`; time counts training steps.
+Everything is float64, but what diffusers keeps of the training schedule in float32 is rounded as it rounds it:
+a picture then starts from the same levels and times, also where a time is cut to a whole number.
 """
 
 import math
@@ -15,6 +17,9 @@ from worker.diffusion.config import Options
 
 Floats = npt.NDArray[np.float64]
 
+KEPT: type[np.floating] = np.float32
+"""The precision in which diffusers keeps training schedules."""
+
 NEARLY_ZERO_SIGNAL = 2.0**-24
 """What diffusers leaves of `alphas_cumprod` at zero terminal signal to noise where a sigma must be finite."""
 
@@ -25,30 +30,46 @@ def alphas_cumprod(options: Options, *, floor: float = 0.0) -> Floats:
     With `rescale_betas_zero_snr` the square roots are shifted so that the last is zero (Lin et al., arXiv
     2305.08891, algorithm 1), and the last is then replaced by `floor`.
     """
-    alphas = np.cumprod(1.0 - _betas(options))
+    alphas = 1 - _betas(options)
     if not options.rescale_betas_zero_snr:
-        return alphas
-    roots = np.sqrt(alphas)
-    rescaled = ((roots - roots[-1]) * (roots[0] / (roots[0] - roots[-1]))) ** 2
+        return _cumulative(alphas).astype(np.float64)
+    roots = np.sqrt(_cumulative(alphas))
+    shares = ((roots - roots[-1]) * (roots[0] / (roots[0] - roots[-1]))) ** 2
+    # By way of betas, as the rounding depends on it.
+    betas = 1 - np.append(shares[:1], shares[1:] / shares[:-1])
+    rescaled = _cumulative(1 - betas).astype(np.float64)
     rescaled[-1] = floor
     return rescaled
 
 
-def _betas(options: Options) -> Floats:
+def _cumulative(alphas: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    return np.cumprod(alphas, dtype=np.float64).astype(KEPT)
+
+
+def _betas(options: Options) -> npt.NDArray[np.floating]:
     count = options.num_train_timesteps
     if options.trained_betas is not None:
         if len(options.trained_betas) != count:
             raise ValueError(f"trained_betas: {len(options.trained_betas)} values for {count} training steps")
-        return np.array(options.trained_betas, np.float64)
+        return np.array(options.trained_betas, KEPT)
     match options.beta_schedule:
         case "linear":
-            return np.linspace(options.beta_start, options.beta_end, count, dtype=np.float64)
+            return _even(options.beta_start, options.beta_end, count)
         case "scaled_linear":
-            return np.linspace(options.beta_start**0.5, options.beta_end**0.5, count, dtype=np.float64) ** 2
+            return _even(options.beta_start**0.5, options.beta_end**0.5, count) ** 2
         case _:
             # Cosine schedule of Nichol and Dhariwal (arXiv 2102.09672), equation 17.
             share = np.cos((np.linspace(0, 1, count + 1) + 0.008) / 1.008 * np.pi / 2) ** 2
-            return np.minimum(1 - share[1:] / share[:-1], 0.999)
+            return np.minimum(1 - share[1:] / share[:-1], 0.999).astype(KEPT)
+
+
+def _even(first: float, last: float, count: int) -> npt.NDArray[np.floating]:
+    """`torch.linspace`: the stride is rounded, and counted from the nearer end."""
+    low, high = float(KEPT(first)), float(KEPT(last))
+    stride = float((KEPT(last) - KEPT(first)) / KEPT(max(count - 1, 1)))
+    index = np.arange(count)
+    values = np.where(index < count // 2, low + stride * index, high - stride * (count - 1 - index))
+    return values.astype(KEPT)
 
 
 def timesteps(options: Options, steps: int, *, rounded: bool = True) -> Floats:
@@ -156,8 +177,8 @@ def log_snr_schedule(
 
 def training_sigmas(options: Options) -> Floats:
     """Sigma after each training step, [T], rising."""
-    alphas = alphas_cumprod(options, floor=NEARLY_ZERO_SIGNAL)
-    return np.sqrt((1 - alphas) / alphas)
+    alphas = alphas_cumprod(options, floor=NEARLY_ZERO_SIGNAL).astype(KEPT)
+    return np.sqrt((1 - alphas) / alphas).astype(np.float64)
 
 
 def _reshaped(options: Options) -> bool:
@@ -181,4 +202,5 @@ def _reshape(options: Options, highest: float, lowest: float, steps: int) -> Flo
 
 
 def _time_of(sigmas: Floats, training: Floats) -> Floats:
-    return np.interp(np.log(np.maximum(sigmas, 1e-10)), np.log(training), np.arange(len(training)))
+    log_training = np.log(training).astype(KEPT)
+    return np.interp(np.log(np.maximum(sigmas, 1e-10)), log_training, np.arange(len(training)))

@@ -77,7 +77,7 @@ class StepTable:
     def run_length(self, row: int) -> int:
         """How many rows from `row` on can run with one noise array: up to the second row that draws."""
         drawing = np.flatnonzero(self.draws[row:])
-        return len(self) - row if len(drawing) < 2 else int(drawing[1])
+        return int(len(self) - row if len(drawing) < 2 else drawing[1])
 
     def packed(self, capacity: int = MAX_ROWS) -> npt.NDArray[np.float32]:
         """The coefficients as float32 [capacity, COLUMNS], zeros after the last row.
