@@ -22,8 +22,8 @@ def _boolean(value: Any) -> bool:
 
 def _integer(low: int, high: int) -> Check:
     def check(value: Any) -> int:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not float(value).is_integer() or not low <= value <= high:
+        integral = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if not integral or isinstance(value, bool) or not low <= value <= high:
             raise ValueError(f"must be an integer in {low}..{high}")
         return int(value)
 
@@ -85,7 +85,7 @@ class Options:
     steps_offset: int = _option(0, _integer(0, 1000), "added to the times of `leading` spacing")
     rescale_betas_zero_snr: bool = _option(False, _boolean, "no signal is left at the last training step")
     clip_sample: bool = _option(False, _boolean, "clip the denoised latent")
-    clip_sample_range: float = _option(1.0, _number(0, math.inf), "bound of the clipping")
+    clip_sample_range: float = _option(1.0, _number(0.01, 1000), "bound of the clipping")
     set_alpha_to_one: bool = _option(True, _boolean, "the last step ends without noise")
     skip_prk_steps: bool = _option(False, _boolean, "without effect: PNDM always begins with linear multisteps")
     eta: float = _option(0.0, _number(0, 1), "share of fresh noise: 0 deterministic, 1 as DDPM")
@@ -98,8 +98,8 @@ class Options:
     use_exponential_sigmas: bool = _option(False, _boolean, "noise levels even in their logarithm")
     use_beta_sigmas: bool = _option(False, _boolean, "noise levels at quantiles of a beta distribution")
     use_lu_lambdas: bool = _option(False, _boolean, "noise levels even in the logarithm of signal to noise")
-    sigma_min: float | None = _option(None, _or_null(_number(0, math.inf)), "smallest level of these")
-    sigma_max: float | None = _option(None, _or_null(_number(0, math.inf)), "largest level of these")
+    sigma_min: float | None = _option(None, _or_null(_number(0.0001, 10_000)), "smallest level of these")
+    sigma_max: float | None = _option(None, _or_null(_number(0.0001, 10_000)), "largest level of these")
     final_sigmas_type: str = _option("zero", _one_of("zero", "sigma_min"), "noise left at the end")
     lambda_min_clipped: float = _option(
         -math.inf, _number(-math.inf, math.inf), "smallest half-logarithm of signal to noise"
@@ -116,7 +116,12 @@ class Options:
     predict_x0: bool = _option(True, _boolean, "UniPC in terms of the denoised latent, else of the noise")
     disable_corrector: tuple[int, ...] = _option((), _list_of(_integer(0, 1000)), "steps left uncorrected")
     original_inference_steps: int = _option(50, _integer(1, 1000), "steps of the distillation's teacher")
-    timestep_scaling: float = _option(10.0, _number(0, math.inf), "sharpness of LCM's boundary condition")
+    timestep_scaling: float = _option(10.0, _number(0.01, 1000), "sharpness of LCM's boundary condition")
+
+    @property
+    def clip(self) -> float:
+        """Bound of the denoised latent, infinite where it is not clipped."""
+        return self.clip_sample_range if self.clip_sample else math.inf
 
 
 CHECKS: Mapping[str, Check] = {entry.name: entry.metadata["check"] for entry in fields(Options)}

@@ -5,7 +5,7 @@ from typing import Any
 
 from worker.diffusion.config import ScheduleConfig
 from worker.diffusion.solvers import SOLVERS
-from worker.diffusion.table import StepTable, assemble
+from worker.diffusion.table import MAX_STEPS, StepTable, assemble
 
 
 def step_table(
@@ -25,8 +25,9 @@ def step_table(
     """
     chosen = SOLVERS[solver]
     resolved = config.resolve(chosen, options or {})
-    if not 1 <= steps <= resolved.num_train_timesteps:
-        raise ValueError(f"steps: {steps} is not in 1..{resolved.num_train_timesteps}")
+    most = min(resolved.num_train_timesteps, MAX_STEPS)
+    if not 1 <= steps <= most:
+        raise ValueError(f"steps: {steps} is not in 1..{most}")
     if strength is None:
         rows, noise_scale = chosen.rows(resolved, steps, 0)
         return assemble(rows, (0.0, noise_scale))

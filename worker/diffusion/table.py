@@ -29,8 +29,9 @@ PUSH, REFERENCE_IMAGE, REFERENCE_NOISE = range(SAVED_TERMS.stop, SAVED_TERMS.sto
 COLUMNS = REFERENCE_NOISE + 1
 
 HISTORY = 3
-MAX_ROWS = 2000
-"""Rows of the longest table: two stages for each of 1000 steps (PNDM needs one row more than steps)."""
+MAX_STEPS = 1000
+MAX_ROWS = 2 * MAX_STEPS
+"""Rows of the longest table: two stages for each step (PNDM needs one row more than steps)."""
 
 
 class Row(NamedTuple):

@@ -37,7 +37,7 @@ def _lcm(options: Options, steps: int, start: int) -> tuple[list[Row], float]:
         if draws:
             alpha, sigma = roots(signal.at(times[i + 1]))
             x = alpha * x + sigma * NOISE
-        rows.append(row(options, times[i], now, x, draws=draws))
+        rows.append(row(options, times[i], now, x, clip=options.clip, draws=draws))
     return rows, 1.0
 
 
@@ -55,7 +55,7 @@ def _tcd(options: Options, steps: int, start: int) -> tuple[list[Row], float]:
         if draws:
             back = signal.at(target) / beyond
             x = math.sqrt(back) * x + math.sqrt(1 - back) * NOISE
-        rows.append(row(options, times[i], now, x, clip=math.inf, draws=draws))
+        rows.append(row(options, times[i], now, x, draws=draws))
     return rows, 1.0
 
 

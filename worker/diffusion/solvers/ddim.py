@@ -21,7 +21,7 @@ def _ddim(options: Options, steps: int, start: int) -> tuple[list[Row], float]:
             + math.sqrt(max(1 - after - variance, 0)) * noise(options, now)
             + math.sqrt(variance) * NOISE
         )
-        rows.append(row(options, time, now, x, draws=options.eta > 0))
+        rows.append(row(options, time, now, x, clip=options.clip, draws=options.eta > 0))
     return rows, 1.0
 
 

@@ -24,7 +24,7 @@ def _ddpm(options: Options, steps: int, start: int) -> tuple[list[Row], float]:
         x = math.sqrt(after) * beta / (1 - now) * D + math.sqrt(now / after) * (1 - after) / (1 - now) * X
         draws = times[i] > 0
         x = x + math.sqrt(variance) * NOISE if draws else x
-        rows.append(row(options, times[i], now, x, draws=draws))
+        rows.append(row(options, times[i], now, x, clip=options.clip, draws=draws))
     return rows, 1.0
 
 

@@ -2,12 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from worker.diffusion import prediction
 from worker.diffusion.config import Options
 from worker.diffusion.schedules import Floats, alphas_cumprod
-from worker.diffusion.table import MODEL, Row, Vector, X
+from worker.diffusion.table import MODEL, SAVED, Row, Vector, X
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,22 @@ def roots(signal: float) -> tuple[float, float]:
     return math.sqrt(signal), math.sqrt(1 - signal)
 
 
-def row(options: Options, time: float, signal: float, x: Vector, **rest: Any) -> Row:
-    """A row whose variable is the denoised latent, clipped where the options ask for it."""
+def row(
+    options: Options,
+    time: float,
+    signal: float,
+    x: Vector,
+    *,
+    raw: bool = False,
+    saved: Vector = SAVED,
+    clip: float = math.inf,
+    push: bool = False,
+    draws: bool = False,
+) -> Row:
+    """A row whose variable is the denoised latent, or the `raw` output of the network."""
     level = roots(signal)
-    clip = options.clip_sample_range if options.clip_sample else math.inf
-    d = rest.pop("d", None) or prediction.denoised(options.prediction_type, *level)
-    return Row(time=time, scale=1.0, d=d, x=x, level=level, clip=rest.pop("clip", clip), **rest)
+    d = (0.0, 1.0) if raw else prediction.denoised(options.prediction_type, *level)
+    return Row(time=time, scale=1.0, d=d, x=x, level=level, saved=saved, clip=clip, push=push, draws=draws)
 
 
 def noise(options: Options, signal: float) -> Vector:

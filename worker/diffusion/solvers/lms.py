@@ -4,7 +4,6 @@ After a cut by `strength` the order grows anew from 1. diffusers takes the full 
 the derivatives before the cut are missing, which leaves the schedule; that is not followed.
 """
 
-from worker.diffusion import prediction
 from worker.diffusion.config import SIGMA_SCHEDULES, Options, Solver, accepts
 from worker.diffusion.schedules import sigma_schedule
 from worker.diffusion.solvers.exploding import noise_scale, row
@@ -23,8 +22,7 @@ def _lms(options: Options, steps: int, start: int) -> tuple[list[Row], float]:
         points = [float(sigmas[i - k]) for k in range(order)]
         weights = lagrange_integrals(points, float(sigmas[i]), float(sigmas[i + 1]))
         x = X + sum(weight * past for weight, past in zip(weights, DERIVATIVES, strict=False))
-        derivative = prediction.exploding_derivative(options.prediction_type, sigmas[i])
-        rows.append(row(options, sigmas[i], times[i], x, d=derivative, push=True))
+        rows.append(row(options, sigmas[i], times[i], x, derivative=True, push=True))
     return rows, noise_scale(options, schedule)
 
 

@@ -35,17 +35,8 @@ def _pndm(options: Options, steps: int, start: int) -> tuple[list[Row], float]:
         else:
             known = min(max(count, 1), len(ADAMS_BASHFORTH))
             x = _transfer(options, signal, X, ADAMS_BASHFORTH[known - 1], time, time - stride)
-        rows.append(
-            row(
-                options,
-                time,
-                signal.at(time),
-                x,
-                d=(0.0, 1.0),
-                saved=X if count == 0 else SAVED,
-                push=count != 1,
-            )
-        )
+        saved = X if count == 0 else SAVED
+        rows.append(row(options, time, signal.at(time), x, raw=True, saved=saved, push=count != 1))
     return rows, 1.0
 
 

@@ -6,6 +6,7 @@ The last step, to zero noise, has one stage. Rows `2k` and `2k + 1` belong to st
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from worker.diffusion.config import SIGMA_SCHEDULES, Options, Solver, accepts
 from worker.diffusion.schedules import SigmaSchedule, sigma_schedule
@@ -15,26 +16,21 @@ from worker.diffusion.table import D1, NOISE, SAVED, D, Row, Vector, X
 Stages = Callable[[Options, SigmaSchedule, int], list[Row]]
 
 
-def _rows(stages: Stages, options: Options, steps: int, start: int) -> tuple[list[Row], float]:
-    schedule = sigma_schedule(options, steps, round_karras=stages in (_dpm2, _dpm2_ancestral))
+def _rows(stages: Stages, options: Options, steps: int, start: int, *, round_karras: bool) -> tuple[list[Row], float]:
+    schedule = sigma_schedule(options, steps, round_karras=round_karras)
     sigmas, times = schedule.sigmas, schedule.times
     last = len(times) - 1
     rows = [stage for i in range(start, last) for stage in stages(options, schedule, i)]
-    rows.append(row(options, sigmas[last], times[last], D, clip=_clip(options)))
+    rows.append(row(options, sigmas[last], times[last], D, clip=options.clip))
     return rows, noise_scale(options, schedule)
-
-
-def _clip(options: Options) -> float:
-    return options.clip_sample_range if options.clip_sample else math.inf
 
 
 def _heun(options: Options, schedule: SigmaSchedule, i: int) -> list[Row]:
     (sigma, target), (time, time_after) = schedule.sigmas[i : i + 2], schedule.times[i : i + 2]
-    clip = _clip(options)
     slope = (SAVED - D1) / sigma / 2 + (X - D) / target / 2
     return [
-        row(options, sigma, time, towards(sigma, target), saved=X, push=True, clip=clip),
-        row(options, target, time_after, SAVED + (target - sigma) * slope, clip=clip),
+        row(options, sigma, time, towards(sigma, target), saved=X, push=True, clip=options.clip),
+        row(options, target, time_after, SAVED + (target - sigma) * slope, clip=options.clip),
     ]
 
 
@@ -78,23 +74,16 @@ def _dpm_sde(options: Options, schedule: SigmaSchedule, i: int) -> list[Row]:
     ]
 
 
-def _solver(name: str, class_name: str, stages: Stages, *names: str) -> Solver:
+def _solver(name: str, class_name: str, stages: Stages, *names: str, round_karras: bool = False) -> Solver:
     return Solver(
         name=name,
         class_name=class_name,
-        defaults=accepts(
-            *SIGMA_SCHEDULES[:3],
-            "sigma_min",
-            "sigma_max",
-            *names,
-            beta_start=0.00085,
-            beta_end=0.012,
-        ),
-        rows=lambda options, steps, start: _rows(stages, options, steps, start),
+        defaults=accepts(*SIGMA_SCHEDULES[:3], "sigma_min", "sigma_max", *names, beta_start=0.00085, beta_end=0.012),
+        rows=partial(_rows, stages, round_karras=round_karras),
     )
 
 
 HEUN = _solver("heun", "HeunDiscreteScheduler", _heun, "clip_sample", "clip_sample_range")
-DPM2 = _solver("dpm2", "KDPM2DiscreteScheduler", _dpm2)
-DPM2_ANCESTRAL = _solver("dpm2_ancestral", "KDPM2AncestralDiscreteScheduler", _dpm2_ancestral)
+DPM2 = _solver("dpm2", "KDPM2DiscreteScheduler", _dpm2, round_karras=True)
+DPM2_ANCESTRAL = _solver("dpm2_ancestral", "KDPM2AncestralDiscreteScheduler", _dpm2_ancestral, round_karras=True)
 DPM_SDE = _solver("dpm_sde", "DPMSolverSDEScheduler", _dpm_sde)
