@@ -1,0 +1,67 @@
+"""`python handler.py` as a process of its own, through the real SDK."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.diffusers_pictures import picture
+
+ROOT = Path(__file__).parent.parent
+JOB = {
+    "prompt": "a red fox in the snow",
+    "negative_prompt": "blurry",
+    "width": 72,
+    "height": 104,
+    "num_inference_steps": 4,
+    "guidance_scale": 7.5,
+    "seed": 3,
+}
+
+
+def handler(model_dir: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"MODEL_DIR": str(model_dir), "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "handler.py"), *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.xdist_group("sd1")
+def test_a_job_becomes_the_picture_that_diffusers_makes(toy, tmp_path):
+    made = toy("sd1")
+    done = handler(made.model_dir, tmp_path, "--test_input", json.dumps({"input": JOB}))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = np.asarray(Image.open(tmp_path / "output" / "local_test" / "0.png")).astype(int)
+    assert np.abs(found - picture(made.source, JOB).astype(int)).max() <= 1
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.xdist_group("sd1")
+def test_a_bad_job_fails_with_all_its_faults_and_without_a_traceback(toy, tmp_path):
+    job = {"input": {"prompt": "a fox", "width": 3, "steps": 4}}
+    done = handler(toy("sd1").model_dir, tmp_path, "--test_input", json.dumps(job))
+    assert done.returncode == 1
+    said = done.stdout + done.stderr
+    assert "width: 3" in said
+    assert "steps: unknown field" in said
+    assert "Traceback" not in said
+
+
+def test_a_start_that_cannot_succeed_ends_with_one_line(tmp_path):
+    done = handler(tmp_path / "absent", tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("worker: ")
+    assert "absent" in last
+    assert "Traceback" not in done.stdout + done.stderr
