@@ -13,7 +13,8 @@ from worker.settings import load_settings
 
 def main() -> None:
     """Start the worker; a start that cannot succeed ends with one line and exit code 1."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("worker").setLevel(logging.INFO)
     # On DEBUG, its default, the SDK logs every answer, pictures included.
     os.environ.setdefault("RUNPOD_DEBUG_LEVEL", "INFO")
     import runpod

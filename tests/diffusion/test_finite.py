@@ -11,7 +11,7 @@ from worker.diffusion.solvers import SOLVERS
 
 STEPS = (*range(1, 101), 999, 1000)
 TWO_STAGES = ("heun", "dpm2", "dpm2_ancestral", "dpm_sde")
-CHECKPOINTS = {"sd1": SD1, "sdxl": SDXL, "zero_snr": ZERO_SNR}
+CHECKPOINTS = {"sd1": SD1, "zero_snr": ZERO_SNR}
 
 
 def demanding(solver):

@@ -112,8 +112,8 @@ def _cases(solvers, checkpoints, with_variants):
                 yield pytest.param(solver, CHECKPOINTS[name], options, id=label)
 
 
-@pytest.mark.parametrize(("solver", "raw", "options"), cases(CHECKPOINTS))
-@pytest.mark.parametrize("steps", [1, 2, 4, 20])
+@pytest.mark.parametrize(("solver", "raw", "options"), cases(["sd1", "sd2", "zero_snr", "sample"]))
+@pytest.mark.parametrize("steps", [1, 2, 20])
 def test_text_to_image(solver, raw, options, steps):
     compare(solver, raw, steps, options=options)
 
@@ -126,7 +126,7 @@ def test_options(solver, raw, options, image):
 
 
 @pytest.mark.parametrize(("solver", "raw", "options"), cases(["sd1"], cut=True))
-@pytest.mark.parametrize("strength", [0.0, 0.05, 0.35, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("strength", [0.0, 0.35, 0.8, 1.0])
 def test_image_to_image_and_in_painting(solver, raw, options, strength, image, mask):
     compare(solver, raw, 15, options=options, strength=strength, image=image, mask=mask)
 
