@@ -74,7 +74,7 @@ def test_all_that_is_not_handled_is_named_at_once():
 @pytest.mark.parametrize(
     ("solver", "options", "message"),
     [
-        ("euler", {"eta": 0.5}, "eta is not an option of euler: it takes"),
+        ("euler", {"eta": 0.5}, "eta is not an option of EulerDiscreteScheduler: it takes final_sigmas_type"),
         ("ddim", {"eta": 1.5}, r"eta: 1.5 must be a number in 0\.\.1"),
         ("ddim", {"eta": True}, "eta: True must be a number"),
         ("ddim", {"clip_sample": 1}, "clip_sample: 1 must be true or false"),

@@ -1,7 +1,7 @@
 import pytest
 
 from worker.diffusion.config import ScheduleConfig
-from worker.diffusion.names import NAMES, SUFFIXES, markdown_table, requestable, resolve
+from worker.diffusion.names import NAMES, SUFFIXES, markdown_table, resolve
 from worker.diffusion.sampling import step_table
 from worker.diffusion.solvers import SOLVERS
 
@@ -94,4 +94,4 @@ def test_the_table_for_people_lists_every_name_and_option():
     for entry in NAMES:
         row = next(line for line in text.splitlines() if line.startswith(f"| {entry.title} |"))
         assert all(f"`{other}`" in row for other in entry.others)
-        assert all(f"`{option}`" in row for option in requestable(entry.solver))
+        assert all(f"`{option}`" in row for option in SOLVERS[entry.solver].requestable)

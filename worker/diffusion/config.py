@@ -161,13 +161,18 @@ class Solver:
     class_name: str
     defaults: Mapping[str, Any]
     rows: Callable[[Options, int, int], tuple[list[Row], float]]
-    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     translations: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+
+    @property
+    def requestable(self) -> list[str]:
+        """The options that a request may set, sorted."""
+        return sorted(set(self.defaults) - TRAINING)
 
     def check(self, name: str, value: Any) -> Any:
         """The value of an option, translated and normalised; raises ValueError naming option and bounds."""
         if name not in self.defaults:
-            raise ValueError(f"{name} is not an option of {self.name}: it takes {', '.join(sorted(self.defaults))}")
+            raise ValueError(f"{name} is not an option of {self.class_name}: it takes {', '.join(self.requestable)}")
         if isinstance(value, str):
             value = self.translations.get(name, {}).get(value, value)
         try:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.diffusion.config import SIGMA_SCHEDULES, TRAINING
+from worker.diffusion.config import SIGMA_SCHEDULES
 from worker.diffusion.solvers import SOLVERS
 
 
@@ -87,15 +87,10 @@ def markdown_table() -> str:
     for entry in NAMES:
         taken = SOLVERS[entry.solver].defaults
         levels = ", ".join(suffix for suffix, option in SUFFIXES.items() if option in taken)
-        options = ", ".join(f"`{option}`" for option in requestable(entry.solver))
+        options = ", ".join(f"`{option}`" for option in SOLVERS[entry.solver].requestable)
         others = ", ".join(f"`{other}`" for other in entry.others)
         lines.append(f"| {entry.title} | {others} | {levels} | {options} |")
     return "\n".join(lines)
-
-
-def requestable(solver: str) -> list[str]:
-    """The options of a solver that a request may set, sorted."""
-    return sorted(set(SOLVERS[solver].defaults) - TRAINING)
 
 
 def _plain(name: str) -> str:

@@ -146,7 +146,6 @@ def _check(options: Options) -> None:
         raise ValueError("solver_order: 3 is not in 1..2 for algorithm_type 'sde-dpmsolver'")
 
 
-VARIANCES = (None, "fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log")
 TRANSLATIONS = {
     "algorithm_type": {"deis": "dpmsolver++"},
     "solver_type": {"logrho": "midpoint", "bh1": "midpoint", "bh2": "midpoint"},
@@ -173,7 +172,7 @@ DPM_MULTISTEP = Solver(
         "rescale_betas_zero_snr",
         variance_type=None,
     ),
-    choices={"solver_type": ("midpoint", "heun"), "variance_type": VARIANCES},
+    choices={"solver_type": ("midpoint", "heun")},
     translations=TRANSLATIONS,
     rows=_multistep,
 )
@@ -188,7 +187,6 @@ DPM_SINGLESTEP = Solver(
     choices={
         "algorithm_type": ("dpmsolver", "dpmsolver++", "sde-dpmsolver++"),
         "solver_type": ("midpoint", "heun"),
-        "variance_type": VARIANCES,
     },
     translations=TRANSLATIONS,
     rows=_singlestep,
