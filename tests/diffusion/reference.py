@@ -64,10 +64,13 @@ def _reference_classes() -> dict[str, Any]:
     finally:
         del sys.modules["torchsde"]
     names = {solver.class_name for solver in SOLVERS.values()} - {hidden.__name__}
-    return {hidden.__name__: hidden, **{name: getattr(diffusers, name) for name in names}}
+    found = {name: getattr(diffusers, name) for name in names if hasattr(diffusers, name)}
+    return {hidden.__name__: hidden, **found}
 
 
 CLASSES = _reference_classes()
+REFERENCED = [name for name, solver in SOLVERS.items() if solver.class_name in CLASSES]
+"""The solvers that diffusers has."""
 
 
 class _Float64(types.ModuleType):

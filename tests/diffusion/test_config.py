@@ -15,7 +15,7 @@ pytestmark = reference.WARNINGS_OF_DIFFUSERS
 OWN = {"eta", "sigma_min", "sigma_max"}
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", reference.REFERENCED)
 def test_options_and_defaults_are_those_of_the_class_in_diffusers(solver):
     parameters = inspect.signature(reference.CLASSES[SOLVERS[solver].class_name].__init__).parameters
     theirs = {name: entry.default for name, entry in parameters.items() if name != "self"}
@@ -30,7 +30,7 @@ def test_options_and_defaults_are_those_of_the_class_in_diffusers(solver):
 
 
 @pytest.mark.parametrize("raw", [SD1, SD2, SDXL, ZERO_SNR], ids=["sd1", "sd2", "sdxl", "zero_snr"])
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", reference.REFERENCED)
 def test_another_solver_takes_over_what_its_class_knows(solver, raw):
     """`from_config` of diffusers, also for options that belong to yet another class."""
     raw = {**raw, "solver_type": "bh1", "algorithm_type": "dpmsolver++", "solver_order": 3, "clip_sample": True}

@@ -28,7 +28,7 @@ SPACED = {
     False: {**RAW, "num_train_timesteps": TRAINING_STEPS - 1, "timestep_spacing": "trailing"},
 }
 SHARE = 0.8
-TWO_STAGES = ("heun", "dpm2", "dpm2_ancestral", "dpm_sde")
+TWO_STAGES = ("heun", "dpm2", "dpm2_ancestral", "dpm_2s_ancestral", "dpm_sde")
 INCLUDES_END = ("dpm_singlestep",)
 
 
@@ -123,6 +123,7 @@ STOCHASTIC = [
     ("ddim", {"eta": 1.0}, 1),
     ("euler_ancestral", {}, 1),
     ("dpm2_ancestral", {}, 2),
+    ("dpm_2s_ancestral", {}, 2),
     ("dpm_sde", {}, 2),
     ("dpm_multistep", {**SDE, "solver_order": 1}, 1),
     ("dpm_multistep", SDE, 2),
@@ -161,7 +162,7 @@ def test_the_end_has_the_spread_of_the_data(solver, options, _):
 
 EXACT_AT_THE_END = (
     *("ddim", "ddpm", "euler", "euler_ancestral", "heun", "dpm2", "dpm2_ancestral"),
-    *("dpm_multistep", "dpm_singlestep", "dpm_sde", "unipc"),
+    *("dpm_multistep", "dpm_singlestep", "dpm_2s_ancestral", "dpm_sde", "unipc"),
 )
 
 

@@ -10,7 +10,7 @@ from worker.diffusion.sampling import step_table
 from worker.diffusion.solvers import SOLVERS
 
 STEPS = (*range(1, 101), 999, 1000)
-TWO_STAGES = ("heun", "dpm2", "dpm2_ancestral", "dpm_sde")
+TWO_STAGES = ("heun", "dpm2", "dpm2_ancestral", "dpm_2s_ancestral", "dpm_sde")
 CHECKPOINTS = {"sd1": SD1, "zero_snr": ZERO_SNR}
 
 

@@ -74,7 +74,7 @@ def test_suffixes_turn_on_a_sigma_schedule(suffix, option):
                 resolve(f"{entry.title} {suffix}")
 
 
-@pytest.mark.parametrize("name", ["", "K_EULERR", "DPM++ 2S a", "Karras", "Scheduler"])
+@pytest.mark.parametrize("name", ["", "K_EULERR", "DPM++ 2S b", "Karras", "Scheduler"])
 def test_an_unknown_name_is_answered_with_all_names(name):
     with pytest.raises(ValueError, match="is not one of") as error:
         resolve(name)

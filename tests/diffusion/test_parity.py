@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.diffusion import reference
-from tests.diffusion.reference import SD1, SD2, SDXL, ZERO_SNR
+from tests.diffusion.reference import REFERENCED, SD1, SD2, SDXL, ZERO_SNR
 from worker.diffusion.config import SIGMA_SCHEDULES, ScheduleConfig
 from worker.diffusion.sampling import step_table
 from worker.diffusion.solvers import SOLVERS
@@ -98,7 +98,7 @@ def compare(solver, raw, steps, *, options=None, tolerance=1e-8, **inputs):
 
 def cases(checkpoints, *, with_variants=False, cut=False):
     """`cut`: without LMS, for which diffusers misses the derivatives before a cut by `strength`."""
-    solvers = [solver for solver in SOLVERS if not (cut and solver == "lms")]
+    solvers = [solver for solver in REFERENCED if not (cut and solver == "lms")]
     return list(_cases(solvers, checkpoints, with_variants))
 
 
@@ -142,7 +142,7 @@ def test_spacings(solver, raw, options, spacing):
     compare(solver, {**raw, "timestep_spacing": spacing}, 12, options=options)
 
 
-@pytest.mark.parametrize("solver", [name for name in SOLVERS if "sigma_min" in SOLVERS[name].defaults])
+@pytest.mark.parametrize("solver", [name for name in REFERENCED if "sigma_min" in SOLVERS[name].defaults])
 @pytest.mark.parametrize("schedule", ["use_exponential_sigmas", "use_beta_sigmas"])
 def test_bounds_of_sigmas(solver, schedule):
     compare(solver, {**SDXL, "sigma_min": 0.1, "sigma_max": 9.0}, 9, options={schedule: True})
@@ -157,7 +157,7 @@ def test_clipped_signal_to_noise(solver, spacing):
 
 
 @pytest.mark.parametrize("schedule", [{"beta_schedule": "linear"}, {"beta_schedule": "squaredcos_cap_v2"}])
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", REFERENCED)
 def test_other_betas(solver, schedule):
     compare(solver, {**SDXL, **schedule, "timestep_spacing": "trailing"}, 8, tolerance=1e-7)
 
@@ -178,7 +178,7 @@ def test_distilled_models_with_other_teachers(solver, steps):
 def sigma_schedules():
     return [
         (solver, {schedule: True} if schedule else {})
-        for solver in SOLVERS
+        for solver in REFERENCED
         for schedule in (None, *SIGMA_SCHEDULES)
         if schedule is None or schedule in SOLVERS[solver].defaults
     ]

@@ -151,10 +151,11 @@ IRRELEVANT = frozenset(
 class Solver:
     """A solver as a table writer.
 
-    `class_name` is diffusers' class; `defaults` are the options it takes and their values in that class;
-    `choices` narrows the values of an option; `translations` replace values that belong to other classes, as
-    diffusers does when one class is made from another's configuration. `rows(options, steps, start)` gives the
-    rows from step `start` on, and the scale of the noise from which a picture without an image starts.
+    `class_name` is diffusers' class, or a name from `names` where it has none; `defaults` are the options it takes
+    and their values in that class; `choices` narrows the values of an option; `translations` replace values that
+    belong to other classes, as diffusers does when one class is made from another's configuration.
+    `rows(options, steps, start)` gives the rows from step `start` on, and the scale of the noise from which a
+    picture without an image starts.
     """
 
     name: str

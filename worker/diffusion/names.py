@@ -53,6 +53,7 @@ NAMES = (
     Name("DPM++ 2M SDE Heun", ("dpmpp_2m_sde_heun",), "dpm_multistep", {**_2M_SDE, "solver_type": "heun"}),
     Name("DPM++ 3M SDE", ("dpmpp_3m_sde",), "dpm_multistep", {**_2M_SDE, "solver_order": 3}),
     Name("DPM++ 2S", ("dpmpp_2s",), "dpm_singlestep", _2M),
+    Name("DPM++ 2S a", ("DPM++ 2S ancestral", "dpmpp_2s_ancestral"), "dpm_2s_ancestral"),
     Name("DPM single-step", ("DPMSolverSinglestepScheduler",), "dpm_singlestep"),
     Name("DPM++ SDE", ("DPMSolverSDEScheduler", "dpmpp_sde"), "dpm_sde"),
     Name("UniPC", ("UniPCMultistepScheduler", "uni_pc"), "unipc"),

@@ -11,7 +11,7 @@ from worker.diffusion.solvers.dpm import DPM_MULTISTEP, DPM_SINGLESTEP
 from worker.diffusion.solvers.euler import EULER, EULER_ANCESTRAL
 from worker.diffusion.solvers.lms import LMS
 from worker.diffusion.solvers.pndm import PNDM
-from worker.diffusion.solvers.two_stage import DPM2, DPM2_ANCESTRAL, DPM_SDE, HEUN
+from worker.diffusion.solvers.two_stage import DPM2, DPM2_ANCESTRAL, DPM_2S_ANCESTRAL, DPM_SDE, HEUN
 from worker.diffusion.solvers.unipc import UNIPC
 
 SOLVERS: Mapping[str, Solver] = {
@@ -19,7 +19,7 @@ SOLVERS: Mapping[str, Solver] = {
     for solver in (
         *(DDIM, DDPM, PNDM),
         *(LMS, EULER, EULER_ANCESTRAL, HEUN, DPM2, DPM2_ANCESTRAL),
-        *(DPM_MULTISTEP, DPM_SINGLESTEP, DPM_SDE, UNIPC, DEIS),
+        *(DPM_MULTISTEP, DPM_SINGLESTEP, DPM_2S_ANCESTRAL, DPM_SDE, UNIPC, DEIS),
         *(LCM, TCD),
     )
 }

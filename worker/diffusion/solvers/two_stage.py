@@ -1,5 +1,6 @@
 """Solvers with a second evaluation in each step: Heun, DPM2, DPM2 ancestral (Karras et al., arXiv 2206.00364;
-k-diffusion's `sample_heun`, `sample_dpm_2`, `sample_dpm_2_ancestral`) and DPM++ SDE (`sample_dpmpp_sde`).
+k-diffusion's `sample_heun`, `sample_dpm_2`, `sample_dpm_2_ancestral`), DPM++ 2S ancestral (Lu et al., arXiv 2211.01095,
+algorithm 1; `sample_dpmpp_2s_ancestral`) and DPM++ SDE (`sample_dpmpp_sde`).
 
 The last step, to zero noise, has one stage. Rows `2k` and `2k + 1` belong to step `k`.
 """
@@ -48,6 +49,13 @@ def _dpm2_ancestral(options: Options, schedule: SigmaSchedule, i: int) -> list[R
     return _midpoint(options, schedule, i, middle, x, draws=True)
 
 
+def _dpm_2s_ancestral(options: Options, schedule: SigmaSchedule, i: int) -> list[Row]:
+    sigma, target = schedule.sigmas[i : i + 2]
+    down, up = ancestral(sigma, target)
+    x = down / sigma * SAVED + (1 - down / sigma) * D + up * NOISE
+    return _midpoint(options, schedule, i, math.sqrt(sigma * down), x, draws=True)
+
+
 def _midpoint(
     options: Options, schedule: SigmaSchedule, i: int, middle: float, x: Vector, *, draws: bool = False
 ) -> list[Row]:
@@ -86,4 +94,6 @@ def _solver(name: str, class_name: str, stages: Stages, *names: str, round_karra
 HEUN = _solver("heun", "HeunDiscreteScheduler", _heun, "clip_sample", "clip_sample_range")
 DPM2 = _solver("dpm2", "KDPM2DiscreteScheduler", _dpm2, round_karras=True)
 DPM2_ANCESTRAL = _solver("dpm2_ancestral", "KDPM2AncestralDiscreteScheduler", _dpm2_ancestral, round_karras=True)
+DPM_2S_ANCESTRAL = _solver("dpm_2s_ancestral", "DPM++ 2S ancestral", _dpm_2s_ancestral)
+"""Not in diffusers; it takes the options that its relatives take there."""
 DPM_SDE = _solver("dpm_sde", "DPMSolverSDEScheduler", _dpm_sde)
