@@ -22,6 +22,9 @@ class Settings:
     model_dir: Path = _setting(Path("models/toy"), "The baked folder to serve.")
     output_dir: Path = _setting(Path("output"), "Where local runs put their pictures.")
     verify_weights: bool = _setting(False, "Check every weight file's sha256 at start.")
+    prediction_type: Literal["auto", "epsilon", "v_prediction", "sample"] = _setting(
+        "auto", "What the network predicts; auto: what the checkpoint's scheduler configuration says."
+    )
     attention: Literal["auto", "xla", "cudnn"] = _setting("auto", "Attention kernel; auto: cudnn on an NVIDIA GPU.")
     convolution: Literal["auto", "xla", "shifted"] = _setting("auto", "3x3 convolutions; auto: shifted on a CPU.")
     max_slots: int = _setting(4, "Most pictures in one pass; 1, 2, 4 ... up to it are compiled when first needed.")

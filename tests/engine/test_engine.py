@@ -12,9 +12,11 @@ import pytest
 
 from tests.diffusers_pictures import picture
 from tests.jobs import decode_picture, encode_picture, half_mask, photograph, run
+from worker.engine.engine import load_engine
 from worker.families import FAMILIES
 from worker.families.latent_diffusion import pipeline
 from worker.nn.kernels import Kernels
+from worker.settings import Settings
 
 JOB: dict[str, Any] = {
     "prompt": "a red fox in the snow",
@@ -204,3 +206,12 @@ def test_inputs_of_another_size_are_resized_as_diffusers_does(toy):
     sent = job | {"image": encode_picture(image), "mask": encode_picture(mask)}
     found = pictures(made.service, sent)[0].astype(int)
     assert np.abs(found - picture(made.source, job, image, mask).astype(int)).max() <= 1
+
+
+@pytest.mark.xdist_group("sd2")
+def test_the_operator_can_say_what_the_network_predicts(toy, caplog):
+    made = toy("sd2")
+    engine = load_engine(Settings(model_dir=made.model_dir, prediction_type="epsilon"))
+    assert "v_prediction" in caplog.text
+    assert engine.planner.schedule.values["prediction_type"] == "epsilon"
+    assert made.service.engine.planner.schedule.values["prediction_type"] == "v_prediction"

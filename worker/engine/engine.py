@@ -142,6 +142,22 @@ def _batches(seeds: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
         position += size
 
 
+def _schedule(manifest: Manifest, settings: Settings) -> ScheduleConfig:
+    """The checkpoint's schedule, with the operator's word on what the network predicts."""
+    raw = dict(manifest.scheduler)
+    if settings.prediction_type != "auto":
+        stated = raw.get("prediction_type", "epsilon")
+        if stated != settings.prediction_type:
+            log.warning(
+                "the network predicts %s by setting; its configuration says %s", settings.prediction_type, stated
+            )
+        raw["prediction_type"] = settings.prediction_type
+    try:
+        return ScheduleConfig.from_json(raw)
+    except ValueError as error:
+        raise CheckpointError(f"{settings.model_dir}: {error}") from None
+
+
 def load_engine(settings: Settings) -> Engine:
     """Load the baked folder that the settings name; raises StartupError when it cannot be served."""
     manifest = read_manifest(settings.model_dir)
@@ -149,10 +165,7 @@ def load_engine(settings: Settings) -> Engine:
     platform = jax.default_backend()
     kernels = select_kernels(settings, platform)
     model = pipeline(family, {name: part.config for name, part in manifest.parts.items()}, kernels)
-    try:
-        schedule = ScheduleConfig.from_json(manifest.scheduler)
-    except ValueError as error:
-        raise CheckpointError(f"{settings.model_dir}: {error}") from None
+    schedule = _schedule(manifest, settings)
     shapes = {name: part.shapes for name, part in model.parts.items()}
     params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
     planner = Planner(

@@ -1,0 +1,54 @@
+"""The environment becomes settings, or one error with the variable's name."""
+
+from pathlib import Path
+
+import pytest
+
+from worker.errors import SettingsError
+from worker.settings import Settings, load_settings
+
+
+def test_an_empty_environment_gives_the_defaults():
+    assert load_settings({"MODEL_DIR": "", "SIZES": " "}) == Settings()
+
+
+def test_every_kind_of_value_is_read():
+    settings = load_settings(
+        {
+            "MODEL_DIR": "/models/sdxl",
+            "VERIFY_WEIGHTS": "True",
+            "ATTENTION": "xla",
+            "PREDICTION_TYPE": "v_prediction",
+            "MAX_SLOTS": "8",
+            "SIZES": "1024x1024, 832x1216",
+        }
+    )
+    assert settings == Settings(
+        model_dir=Path("/models/sdxl"),
+        verify_weights=True,
+        attention="xla",
+        prediction_type="v_prediction",
+        max_slots=8,
+        sizes=((1024, 1024), (832, 1216)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("VERIFY_WEIGHTS", "maybe"),
+        ("ATTENTION", "flash"),
+        ("MAX_SLOTS", "0"),
+        ("MAX_SLOTS", "-1"),
+        ("MAX_SLOTS", "two"),
+        ("SIZES", "1024"),
+        ("SIZES", "1024x1000x3"),
+        ("SIZES", "1020x1024"),
+        ("SIZES", "1024x1024,"),
+    ],
+)
+def test_what_cannot_be_used_is_named(variable, value):
+    with pytest.raises(SettingsError) as caught:
+        load_settings({variable: value})
+    assert str(caught.value).startswith(f"{variable}: ")
+    assert value.split(",")[-1] in str(caught.value)
