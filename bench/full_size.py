@@ -5,12 +5,10 @@ from pathlib import Path
 from bench import published
 from builder.toy import write_random
 from worker.families import FAMILIES
-from worker.families.tiny import model_index, scheduler, tokenizer
+from worker.families.tiny import model_index, tokenizer
 
-_SD15_SCHEDULER = scheduler(
-    "PNDMScheduler", steps_offset=1, skip_prk_steps=True, set_alpha_to_one=False, clip_sample=False
-)
-_SDXL_SCHEDULER = scheduler("EulerDiscreteScheduler", steps_offset=1, timestep_spacing="leading")
+_SD15_SCHEDULER = FAMILIES["stable-diffusion"].tiny["sd1"]["scheduler"]
+_SDXL_SCHEDULER = FAMILIES["stable-diffusion-xl"].tiny["sdxl"]["scheduler"]
 
 PUBLISHED = {
     "sd15": (

@@ -14,6 +14,8 @@ from PIL import Image
 
 from worker.diffusion.config import ScheduleConfig
 from worker.diffusion.loop import initial_state
+from worker.diffusion.names import resolve
+from worker.diffusion.sampling import step_table
 from worker.engine.batch import Distribution, Latents, blend, conditions, start_latents
 from worker.engine.plan import Plan, Planner
 from worker.engine.programs import Programs
@@ -153,7 +155,10 @@ def _schedule(manifest: Manifest, settings: Settings) -> ScheduleConfig:
             )
         raw["prediction_type"] = settings.prediction_type
     try:
-        return ScheduleConfig.from_json(raw)
+        schedule = ScheduleConfig.from_json(raw)
+        # Values that only a table shows to be wrong stop the start, not the first job.
+        step_table(resolve(schedule.class_name).solver, schedule, 1)
+        return schedule
     except ValueError as error:
         raise CheckpointError(f"{settings.model_dir}: {error}") from None
 

@@ -51,6 +51,16 @@ def _tiny(pipeline: str, scheduler_json: dict[str, Any], in_channels: int = 4):
     }
 
 
+_SCHEDULE = {
+    "steps_offset": 1,
+    "timestep_spacing": "leading",
+    "clip_sample": False,
+    "set_alpha_to_one": False,
+    "skip_prk_steps": True,
+    "interpolation_type": "linear",
+}
+_EULER = scheduler("EulerDiscreteScheduler", **_SCHEDULE)
+
 STABLE_DIFFUSION_XL = Family(
     name="stable-diffusion-xl",
     pipelines=(
@@ -73,26 +83,16 @@ STABLE_DIFFUSION_XL = Family(
     tiny={
         "sdxl": _tiny(
             "StableDiffusionXLPipeline",
-            scheduler(
-                "EulerDiscreteScheduler",
-                steps_offset=1,
-                timestep_spacing="leading",
-                interpolation_type="linear",
-            ),
+            _EULER,
         ),
         "sdxl-inpaint": _tiny(
             "StableDiffusionXLInpaintPipeline",
-            scheduler(
-                "EulerDiscreteScheduler",
-                steps_offset=1,
-                timestep_spacing="leading",
-                interpolation_type="linear",
-            ),
+            _EULER,
             in_channels=9,
         ),
         "sdxl-turbo": _tiny(
             "StableDiffusionXLPipeline",
-            scheduler("EulerAncestralDiscreteScheduler", steps_offset=1, timestep_spacing="trailing"),
+            scheduler("EulerAncestralDiscreteScheduler", **{**_SCHEDULE, "timestep_spacing": "trailing"}),
         ),
     },
 )
