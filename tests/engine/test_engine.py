@@ -46,6 +46,8 @@ def test_scheduler_steps_guidance_strength_and_seed_compile_nothing_new(toy):
             {"scheduler": "UniPCMultistepScheduler", "num_inference_steps": 9},
             {"num_inference_steps": 17},
             {"guidance_scale": 2.0, "guidance_rescale": 0.7},
+            {"guidance_scale": 1.0},
+            {"guidance_scale": 0},
             {"strength": 0.4},
             {"strength": 0.01},
             {"seed": 99},

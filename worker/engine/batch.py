@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax.numpy as jnp
+import jax
 import numpy as np
+from jaxtyping import Array
 from numpy.typing import NDArray
 
 from worker.diffusion.loop import Blend
@@ -67,21 +68,21 @@ def conditions(plan: Plan, model: Pipeline, text: TextCondition, latents: list[L
     """The plan's conditions for every slot of a batch, on the device."""
     slots = len(latents)
 
-    def spread(rows: NDArray[np.float32]) -> jnp.ndarray:
-        return jnp.asarray(np.repeat(rows[:, None], slots, axis=1))
+    def spread(rows: NDArray[np.float32]) -> Array:
+        return jax.device_put(np.repeat(rows[:, None], slots, axis=1))
 
     # A scale up to 1 means no guidance, unless the network itself takes it.
     scale = plan.guidance_scale if model.embeds_guidance else max(plan.guidance_scale, 1.0)
     extra = None
     if model.takes_extra and plan.mask is not None:
         mask = _latent_mask(plan.mask, model)
-        extra = jnp.asarray(np.stack([np.concatenate([mask, latent.masked], axis=-1) for latent in latents]))
+        extra = jax.device_put(np.stack([np.concatenate([mask, latent.masked], axis=-1) for latent in latents]))
     return Conditions(
         context=spread(np.asarray(text.context)),
         pooled=None if text.pooled is None else spread(np.asarray(text.pooled)),
         size_ids=None if plan.size_ids is None else spread(plan.size_ids),
-        guidance=jnp.asarray(np.full(slots, scale, np.float32)),
-        rescale=jnp.asarray(np.full(slots, plan.guidance_rescale, np.float32)),
+        guidance=jax.device_put(np.full(slots, scale, np.float32)),
+        rescale=jax.device_put(np.full(slots, plan.guidance_rescale, np.float32)),
         extra=extra,
     )
 
@@ -93,7 +94,7 @@ def blend(plan: Plan, model: Pipeline, latents: list[Latents]) -> Blend:
     if plan.mask is not None and not model.takes_extra:
         mask *= _latent_mask(plan.mask, model)
     noises = np.stack([latent.noise for latent in latents])
-    return Blend(jnp.asarray(mask), jnp.asarray(images), jnp.asarray(noises))
+    return Blend(jax.device_put(mask), jax.device_put(images), jax.device_put(noises))
 
 
 def _latent_mask(mask: NDArray[np.float32], model: Pipeline) -> NDArray[np.float32]:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -18,7 +17,7 @@ from worker.diffusion.names import resolve
 from worker.diffusion.sampling import step_table
 from worker.engine.batch import Distribution, Latents, blend, conditions, start_latents
 from worker.engine.plan import Plan, Planner
-from worker.engine.programs import Programs
+from worker.engine.programs import Bucket, Programs
 from worker.engine.selection import select_kernels
 from worker.errors import CheckpointError, GenerationError
 from worker.families import FAMILIES
@@ -64,13 +63,18 @@ class Engine:
 
     def run(self, plan: Plan) -> Result:
         """Make a plan's pictures; raises GenerationError when a value is not finite."""
-        model, clock = self.planner.pipeline, _Clock(self.programs)
+        model, clock = self.planner.pipeline, _Clock()
+        batches = list(_batches(plan.seeds, self.planner.settings.max_slots))
+        with clock.stage("compile_s"):
+            for seeds in batches:
+                height, width = plan.height // model.scale_factor, plan.width // model.scale_factor
+                self.programs.prepare(Bucket(len(seeds), height, width), image=plan.image is not None)
         with clock.stage("encode_text_s"):
             text = jax.tree.map(np.asarray, self.programs.encode_text(plan.ids, plan.keep))
         with clock.stage("encode_image_s"):
             image, masked = self._encode_images(plan)
         pictures: list[Picture] = []
-        for seeds in _batches(plan.seeds, self.planner.settings.max_slots):
+        for seeds in batches:
             with clock.stage("sample_s"):
                 latents = [start_latents(plan, model, seed, image, masked) for seed in seeds]
                 x = self._sample(plan, text, latents)
@@ -102,35 +106,31 @@ class Engine:
         """Run the whole table; a dispatch takes as many rows as can share one noise."""
         model, slots = self.planner.pipeline, len(latents)
         steering, reference = conditions(plan, model, text, latents), blend(plan, model, latents)
-        tables = jnp.asarray(np.repeat(plan.table.packed()[None], slots, axis=0))
-        lengths = jnp.asarray(np.full(slots, len(plan.table), np.int32))
-        state = initial_state(jnp.asarray(np.stack([latent.x for latent in latents])))
-        noise = jnp.asarray(np.zeros(state.x.shape, np.float32))
+        tables = jax.device_put(np.repeat(plan.table.packed()[None], slots, axis=0))
+        lengths = jax.device_put(np.full(slots, len(plan.table), np.int32))
+        state = initial_state(jax.device_put(np.stack([latent.x for latent in latents])))
+        noise = jax.device_put(np.zeros(state.x.shape, np.float32))
         row = 0
         while row < len(plan.table):
             count = plan.table.run_length(row)
             if np.any(plan.table.draws[row : row + count]):
-                noise = jnp.asarray(np.stack([latent.draw() for latent in latents]))
+                noise = jax.device_put(np.stack([latent.draw() for latent in latents]))
             state = self.programs.advance(state, tables, lengths, steering, noise, reference, count)
             row += count
         return np.asarray(state.x)
 
 
 class _Clock:
-    """Seconds by stage, less the seconds that programs took to compile meanwhile."""
+    """Seconds by stage."""
 
-    def __init__(self, programs: Programs):
-        self._programs = programs
-        self.seconds: dict[str, float] = {"compile_s": 0.0}
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Generator[None]:
-        began, compiled = time.perf_counter(), sum(self._programs.compiled.values())
+        began = time.perf_counter()
         yield
-        compiling = sum(self._programs.compiled.values()) - compiled
-        spent = time.perf_counter() - began - compiling
-        self.seconds["compile_s"] += compiling
-        self.seconds[name] = self.seconds.get(name, 0.0) + spent
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
 
 def _batches(seeds: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
@@ -185,4 +185,5 @@ def load_engine(settings: Settings) -> Engine:
         settings=settings,
     )
     log.info("serving %s (%s, %s) on %s", manifest.source, family.name, kernels, platform)
-    return Engine(manifest, planner, Programs(model, params))
+    lengths = tuple(tokenizer.length for tokenizer in planner.tokenizers)
+    return Engine(manifest, planner, Programs(model, params, lengths))

@@ -1,86 +1,171 @@
-"""Compiled programs: one executable per operation and shape bucket, compiled when first needed and counted."""
+"""Compiled programs: one executable per operation and shape, compiled when a shape is first used, and counted.
+
+All shapes of a program follow from the size of the picture and the number of pictures in a pass (`Bucket`), so that
+everything a bucket needs is compiled at its first use, in parallel, whatever the job at hand asks for.
+"""
 
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 from jaxtyping import Array
 from numpy.typing import NDArray
 
-from worker.diffusion.loop import Blend, State
+from worker.diffusion.loop import Blend, State, initial_state
+from worker.diffusion.table import COLUMNS, MAX_ROWS
 from worker.families.family import TextCondition
 from worker.families.latent_diffusion import Conditions, Params, Pipeline
 
 log = logging.getLogger(__name__)
 
 Key = tuple[str | int | bool, ...]
+Specs = tuple[Any, ...]
+
+
+class Bucket(NamedTuple):
+    """What fixes the shapes of a pass: pictures in it, and their latents' height and width."""
+
+    slots: int
+    height: int
+    width: int
+
+
+class _Program(NamedTuple):
+    """What can be compiled: a pure function, the shapes of its arguments, and the arguments that it uses up."""
+
+    key: Key
+    function: Callable[..., Any]
+    specs: Callable[[], Specs]
+    donated: tuple[int, ...] = ()
 
 
 @dataclass
 class Programs:
     """The four operations of a pipeline, callable with host or device arrays.
 
-    Weights are always arguments of an executable, never constants in it. `compiled` holds the seconds that each
-    program took to compile.
+    Weights are always arguments of an executable, never constants in it. `text_lengths`: token ids of a text, by
+    tokeniser. `compiled` holds the seconds that each program took to compile.
     """
 
     pipeline: Pipeline
     params: Params
+    text_lengths: tuple[int, ...]
     compiled: dict[Key, float] = field(default_factory=dict[Key, float])
     _executables: dict[Key, Callable[..., Any]] = field(default_factory=dict[Key, Callable[..., Any]])
 
+    def prepare(self, bucket: Bucket, *, image: bool) -> None:
+        """Compile what the bucket needs and is not there, with and without guidance.
+
+        `image` adds the encoder of input images.
+        """
+        guided = (False,) if self.pipeline.embeds_guidance else (False, True)
+        needed = [self._text(1 + int(both)) for both in guided]
+        needed += [self._advance(bucket, guided=both) for both in guided]
+        needed += [self._decode(bucket)] + ([self._encode(bucket)] if image else [])
+        missing = [program for program in needed if program.key not in self._executables]
+        if missing:
+            # XLA compiles outside of Python's lock.
+            with ThreadPoolExecutor(len(missing), thread_name_prefix="compile") as pool:
+                list(pool.map(self._compile, missing))
+
     def encode_text(self, ids: tuple[NDArray[np.int32], ...], keep: NDArray[np.float32]) -> TextCondition:
         """See `Pipeline.encode_text`."""
-        encoders = {name: self.params[name] for name in self.pipeline.family.text_encoders}
-        return self._run(("encode_text", len(keep)), self.pipeline.encode_text, (), encoders, ids, keep)
+        return self._executables["encode_text", len(keep)](self._encoders, ids, keep)
 
     def encode_image(self, image_BHWC: NDArray[np.float32]) -> tuple[Array, Array]:
         """See `Pipeline.encode_image`."""
-        key = ("encode_image", *image_BHWC.shape[:3])
-        return self._run(key, self.pipeline.encode_image, (), {"vae": self.params["vae"]}, image_BHWC)
+        return self._executables["encode_image", *image_BHWC.shape[1:3]](self._params("vae"), image_BHWC)
 
     def advance(
         self,
         state: State,
-        tables: NDArray[np.float32] | Array,
-        lengths: NDArray[np.int32] | Array,
+        tables: Array,
+        lengths: Array,
         conditions: Conditions,
-        noise: NDArray[np.float32] | Array,
+        noise: Array,
         blend: Blend,
         n_rows: int,
     ) -> State:
         """See `Pipeline.advance`; `state` is used up."""
-        slots, height, width, _ = state.x.shape
-        key = ("advance", slots, height, width, conditions.context.shape[0] == 2)
-        unet = {"unet": self.params["unet"]}
-        # The state is donated: its buffers become the new state's.
-        return self._run(
-            key,
-            self.pipeline.advance,
-            (1,),
-            unet,
-            state,
-            tables,
-            lengths,
-            conditions,
-            noise,
-            blend,
-            np.int32(n_rows),
+        key = ("advance", *state.x.shape[:3], conditions.context.shape[0] == 2)
+        arguments = (state, tables, lengths, conditions, noise, blend, np.int32(n_rows))
+        return self._executables[key](self._params("unet"), *arguments)
+
+    def decode(self, x_BHWC: NDArray[np.float32]) -> tuple[Array, Array]:
+        """See `Pipeline.decode`."""
+        return self._executables["decode", *x_BHWC.shape[1:3]](self._params("vae"), x_BHWC)
+
+    @property
+    def _encoders(self) -> Params:
+        return self._params(*self.pipeline.family.text_encoders)
+
+    def _params(self, *parts: str) -> Params:
+        return {part: self.params[part] for part in parts}
+
+    def _text(self, rows: int) -> _Program:
+        return _Program(("encode_text", rows), self.pipeline.encode_text, partial(self._text_specs, rows))
+
+    def _text_specs(self, rows: int) -> Specs:
+        ids = tuple(_spec(rows, length, dtype=np.int32) for length in self.text_lengths)
+        return _specs_of(self._encoders), ids, _spec(rows)
+
+    def _encode(self, bucket: Bucket) -> _Program:
+        size = [side * self.pipeline.scale_factor for side in bucket[1:]]
+        return _Program(
+            ("encode_image", *size),
+            self.pipeline.encode_image,
+            lambda: (_specs_of(self._params("vae")), _spec(1, *size, 3)),
         )
 
-    def decode(self, x_BHWC: NDArray[np.float32] | Array) -> tuple[Array, Array]:
-        """See `Pipeline.decode`."""
-        key = ("decode", *x_BHWC.shape[:3])
-        return self._run(key, self.pipeline.decode, (), {"vae": self.params["vae"]}, x_BHWC)
+    def _decode(self, bucket: Bucket) -> _Program:
+        return _Program(
+            ("decode", *bucket[1:]),
+            self.pipeline.decode,
+            lambda: (_specs_of(self._params("vae")), _spec(1, *bucket[1:], self.pipeline.latent_channels)),
+        )
 
-    def _run(self, key: Key, function: Callable[..., Any], donated: tuple[int, ...], *args: Any) -> Any:
-        if key not in self._executables:
-            began = time.perf_counter()
-            self._executables[key] = jax.jit(function, donate_argnums=donated).lower(*args).compile()
-            self.compiled[key] = time.perf_counter() - began
-            log.info("compiled %s in %.1f s", "-".join(map(str, key)), self.compiled[key])
-        return self._executables[key](*args)
+    def _advance(self, bucket: Bucket, *, guided: bool) -> _Program:
+        specs = partial(self._advance_specs, bucket, guided=guided)
+        # The state is donated: its buffers become the new state's.
+        return _Program(("advance", *bucket, guided), self.pipeline.advance, specs, donated=(1,))
+
+    def _advance_specs(self, bucket: Bucket, *, guided: bool) -> Specs:
+        slots, grid, groups = bucket.slots, bucket[1:], 1 + int(guided)
+        x = _spec(*bucket, self.pipeline.latent_channels)
+        text = cast(TextCondition, jax.eval_shape(self.pipeline.encode_text, *self._text_specs(1)))
+        conditions = Conditions(
+            context=_spec(groups, slots, *text.context.shape[1:]),
+            pooled=None if text.pooled is None else _spec(groups, slots, *text.pooled.shape[1:]),
+            size_ids=_spec(groups, slots, 6) if self.pipeline.family.size_conditioning else None,
+            guidance=_spec(slots),
+            rescale=_spec(slots),
+            extra=_spec(slots, *grid, 1 + self.pipeline.latent_channels) if self.pipeline.takes_extra else None,
+        )
+        state, blend = jax.eval_shape(initial_state, x), Blend(_spec(slots, *grid, 1), x, x)
+        tables, lengths = _spec(slots, MAX_ROWS, COLUMNS), _spec(slots, dtype=np.int32)
+        unet = _specs_of(self._params("unet"))
+        return unet, state, tables, lengths, conditions, x, blend, _spec(dtype=np.int32)
+
+    def _compile(self, program: _Program) -> None:
+        began = time.perf_counter()
+        executable = jax.jit(program.function, donate_argnums=program.donated).lower(*program.specs()).compile()
+        self._executables[program.key] = executable
+        self.compiled[program.key] = time.perf_counter() - began
+        log.info("compiled %s in %.1f s", " ".join(map(str, program.key)), self.compiled[program.key])
+
+
+def _spec(*shape: int, dtype: Any = np.float32) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _specs_of(params: Params) -> Any:
+    return {
+        part: {name: _spec(*array.shape, dtype=array.dtype) for name, array in arrays.items()}
+        for part, arrays in params.items()
+    }
