@@ -49,7 +49,9 @@ def split_source(source: str) -> tuple[str, str | None]:
     """`owner/name[@revision]` -> repository and revision; raises BuildError if it is neither that nor a folder."""
     repository, _, revision = source.partition("@")
     if not _REPOSITORY.fullmatch(repository):
-        raise BuildError(f"{source}: neither a folder nor a repository (owner/name or owner/name@revision)")
+        if Path(source).is_file():
+            raise BuildError(f"{source}: single files are not read; save it with diffusers' `save_pretrained`")
+        raise BuildError(f"{source}: no such folder, and not a repository (owner/name or owner/name@revision)")
     return repository, revision or None
 
 

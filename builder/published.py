@@ -22,6 +22,7 @@ from typing import Any, cast
 from worker.errors import CheckpointError
 from worker.families import Family, family_for
 from worker.families.family import Part
+from worker.weights.manifest import FILE_NAME
 
 INDEX = "model_index.json"
 SCHEDULER = "scheduler/scheduler_config.json"
@@ -65,6 +66,8 @@ def check_layout(source: object, names: Iterable[str]) -> None:
     names = tuple(names)
     if INDEX in names:
         return
+    if FILE_NAME in names:
+        raise CheckpointError(f"{source}: is baked already (it has a {FILE_NAME}); set MODEL_DIR to it")
     single = [name for name in names if "/" not in name and name.endswith((".safetensors", *_PICKLES))]
     found = f"{single[0]} is a single-file checkpoint; " if single else ""
     raise CheckpointError(

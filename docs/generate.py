@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+
+from pydantic.fields import FieldInfo
 
 from worker.diffusion.names import markdown_table
-from worker.request import Request
+from worker.request import Request, bounds
 from worker.settings import Settings
 
 README = Path(__file__).parent.parent / "README.md"
@@ -27,11 +28,10 @@ def render(text: str) -> str:
 
 def request_table() -> str:
     """Fields of a job's input."""
-    properties: dict[str, Any] = Request.model_json_schema()["properties"]
     rows = [
         (
             f"`{name}`",
-            _type(properties[name]),
+            _type(field),
             "needed" if field.is_required() else "" if field.default is None else f"`{field.default}`",
             field.description or "",
         )
@@ -50,15 +50,11 @@ def settings_table() -> str:
     return _table(("variable", "default", "meaning"), rows)
 
 
-def _type(schema: dict[str, Any]) -> str:
-    options = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
-    option = options[0]
-    low, high = option.get("minimum"), option.get("maximum")
-    kind = {"object": "object", "array": "[int, int]", "string": "text"}.get(option["type"], option["type"])
-    bounds = f" {low:g} to {high:g}" if low is not None and high is not None and high < 2**31 else ""
-    bounds = f" {low} to {high}" if high is not None and high >= 2**31 else bounds
-    step = f", in steps of {option['multipleOf']}" if "multipleOf" in option else ""
-    return f"{kind}{bounds}{step}"
+def _type(field: FieldInfo) -> str:
+    text = str(field.annotation)
+    kinds = {"dict": "object", "tuple": "[int, int]", "int": "integer", "float": "number", "str": "text"}
+    kind = next(word for part, word in kinds.items() if part in text)
+    return kind if kind == "[int, int]" else f"{kind} {bounds(field)}".strip()
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

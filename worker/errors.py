@@ -2,7 +2,7 @@
 
 WorkerError
 ├── InvalidRequest       the client's fault: one line per bad field, with its value and its bounds
-├── GenerationError      ours: the client gets an id, the traceback stays in the log
+├── GenerationError      a valid request of which no answer can be made; the text goes to the client
 └── StartupError         the process ends before it takes a job
     ├── SettingsError    an environment variable: its name, its value and an example
     ├── CheckpointError  weights or configurations: all differences in one message
@@ -23,7 +23,7 @@ class InvalidRequest(WorkerError):
 
 
 class GenerationError(WorkerError):
-    """The worker failed to make a picture from a valid request."""
+    """No picture, or no answer, could be made of a valid request."""
 
 
 class StartupError(WorkerError):

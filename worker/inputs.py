@@ -60,6 +60,8 @@ def _fetch(field: str, url: str) -> bytes:
                     raise InvalidRequest([f"{field}: more than {MAX_BYTES} bytes"])
                 if time.monotonic() > deadline:
                     raise InvalidRequest([f"{field}: not there after {MAX_SECONDS:.0f} s"])
+    except rp_ssrf.SSRFError as error:
+        raise InvalidRequest([f"{field}: refused: only public http(s) addresses, and {MAX_BYTES} bytes"]) from error
     except (OSError, ValueError) as error:
         # The error's text may quote the URL, which may carry a secret.
         raise InvalidRequest([f"{field}: could not be fetched ({type(error).__name__})"]) from error

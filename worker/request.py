@@ -4,16 +4,17 @@ The README's table and the error messages are made from these declarations. What
 its schedulers' options, whether it is told the crop) is checked when the request is planned.
 """
 
+from difflib import get_close_matches
 from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from worker.diffusion.names import resolve
 from worker.errors import InvalidRequest
 
 SEED_MAX = 2**32 - 1
-STEPS_MAX = 1000
 SIZE_STEP = 8
 
 
@@ -29,7 +30,7 @@ def _absent_if_minus_one(value: Any) -> Any:
 
 Integer = Annotated[int, BeforeValidator(_no_boolean)]
 Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
-Pair = Annotated[tuple[Integer, Integer], Field(description="two integers")]
+Pair = tuple[Annotated[Integer, Field(ge=0, le=65_536)], Annotated[Integer, Field(ge=0, le=65_536)]]
 
 
 class Request(BaseModel):
@@ -67,25 +68,28 @@ class Request(BaseModel):
         description='Options of the scheduler by diffusers\' names, such as {"use_karras_sigmas": true}.',
     )
     num_inference_steps: Integer | None = Field(
-        None, ge=1, le=STEPS_MAX, description="Denoising steps; by default the model's."
+        None, ge=1, le=1000, description="Denoising steps; by default the model's."
     )
     guidance_scale: Number | None = Field(
         None, ge=0, le=100, description="How strongly the prompt steers; 1 or less is without guidance."
     )
     guidance_rescale: Number = Field(0.0, ge=0, le=1, description="Correction of guidance's overexposure.")
     image: str | None = Field(
-        None, description="The picture to start from: base64, with or without a data-URL prefix, or a URL."
+        None,
+        min_length=1,
+        description="The picture to start from: base64, with or without a data-URL prefix, or a URL.",
     )
-    image_url: str | None = Field(None, description="The picture to start from, as a URL; the same as `image`.")
+    image_url: str | None = Field(None, min_length=1, description="Another name of `image`.")
     mask: str | None = Field(
         None,
+        min_length=1,
         description="White where `image` is to be painted anew, black where it is kept; base64 or a URL.",
     )
     strength: Number | None = Field(
         None,
         ge=0,
         le=1,
-        description="How much of `image` is redrawn; always at least one step. In-painting: 1.",
+        description="How much of `image` is redrawn, at least one step; by default 1 with a mask, else the model's.",
     )
     original_size: Pair | None = Field(
         None, description="SDXL: [height, width] the model is told; by default the size."
@@ -96,12 +100,29 @@ class Request(BaseModel):
     negative_crops_coords_top_left: Pair | None = Field(None, description="SDXL: the same for the negative prompt.")
     negative_target_size: Pair | None = Field(None, description="SDXL: the same for the negative prompt.")
 
+    refiner_inference_steps: Integer | None = Field(
+        None, ge=0, description="Of worker-sdxl's refiner, which is not served: ignored, with a warning."
+    )
+    high_noise_frac: Number | None = Field(None, ge=0, le=1, description="As `refiner_inference_steps`.")
+
     @field_validator("scheduler")
     @classmethod
     def _known_scheduler(cls, value: str | None) -> str | None:
         if value is not None:
             resolve(value)
         return value
+
+    @property
+    def source_image(self) -> tuple[str, str] | None:
+        """Name and value of the field that holds the picture to start from."""
+        given = [(name, value) for name in ("image", "image_url") if (value := getattr(self, name)) is not None]
+        return given[0] if given else None
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields that are accepted for worker-sdxl's users and have no effect here."""
+        names = ("refiner_inference_steps", "high_noise_frac")
+        return tuple(name for name in names if getattr(self, name) is not None)
 
 
 _NULL_IS_ABSENT = frozenset(Request.model_fields) - {"prompt"}
@@ -123,48 +144,64 @@ def parse_request(raw: object) -> Request:
     problems: list[str] = []
     if request.image is not None and request.image_url is not None:
         problems.append("image_url: give either image or image_url, not both")
-    source = request.image or request.image_url
-    if request.mask is not None and source is None:
+    if request.mask is not None and request.source_image is None:
         problems.append("mask: an image is needed with it")
-    if request.strength is not None and source is None:
-        problems.append("strength: has a meaning only with an image")
-    negatives = (request.negative_original_size, request.negative_target_size)
-    if any(negatives) and not all(negatives):
-        problems.append("negative_original_size, negative_target_size: one is of no use without the other")
+    sizes = (request.negative_original_size, request.negative_target_size)
+    crops = request.negative_crops_coords_top_left
+    if None in sizes and any(field is not None for field in (*sizes, crops)):
+        problems.append("negative_original_size, negative_target_size: both are needed, or none")
     if problems:
         raise InvalidRequest(problems)
     return request
 
 
-_BOUNDS = {"ge": "at least", "le": "at most", "multiple_of": "a multiple of", "max_length": "at most"}
+def bounds(field: FieldInfo) -> str:
+    """What a number may be, in words: "64 to 4096 in steps of 8"; empty for other fields."""
+    found = {
+        key: getattr(mark, key) for mark in field.metadata for key in ("ge", "le", "multiple_of") if hasattr(mark, key)
+    }
+    if "ge" not in found:
+        return ""
+    words = f"{found['ge']} to {found['le']}" if "le" in found else f"at least {found['ge']}"
+    return f"{words} in steps of {found['multiple_of']}" if "multiple_of" in found else words
 
 
 def _problem(detail: ErrorDetails) -> str:
-    name = ".".join(str(part) for part in detail["loc"]) or "input"
+    path = [str(part) for part in detail["loc"]]
+    name = path[0] if path else "input"
+    field = Request.model_fields.get(name)
+    shown = _shown(detail["input"])
     match detail["type"]:
         case "extra_forbidden":
-            return f"{name}: unknown field; known are {', '.join(Request.model_fields)}"
-        case "missing":
+            near = get_close_matches(_COMMON.get(name, name), Request.model_fields, 1)
+            hint = f"is {near[0]} meant?" if near else "the README lists those that are known"
+            return f"{name}: unknown field; {hint}"
+        case "missing" if len(path) == 1:
             return f"{name}: is missing"
         case "value_error":
             return f"{name}: {detail['msg'].removeprefix('Value error, ')}"
         case "string_too_long":
-            return f"{name}: {len(detail['input'])} characters, allowed are {detail['ctx']['max_length']}"  # pyright: ignore[reportTypedDictNotRequiredAccess]
+            return f"{name}: {len(str(detail['input']))} characters, allowed are 20000"
+        case "string_too_short":
+            return f"{name}: is empty"
+        case "string_type":
+            return f"{name}: {shown} is not text"
+        case _ if len(path) > 1 or detail["type"] == "tuple_type":
+            return f"{name}: {shown} is not allowed: two integers of 0 to 65536 are needed"
         case _:
-            return f"{name}: {_shown(detail['input'])} is not allowed; {_wanted(detail)}"
+            kind = "a number" if field is not None and "float" in str(field.annotation) else "an integer"
+            allowed = bounds(field) if field is not None else ""
+            also = ", or null or -1" if name == "seed" else ""
+            return f"{name}: {shown} is not allowed: {kind}{f' of {allowed}' if allowed else ''}{also} is needed"
 
 
-def _wanted(detail: ErrorDetails) -> str:
-    """The bounds of the field where it has some, else pydantic's own words."""
-    field = Request.model_fields.get(str(detail["loc"][0])) if detail["loc"] else None
-    bounds = [
-        f"{words} {getattr(mark, key)}"
-        for mark in (field.metadata if field else ())
-        for key, words in _BOUNDS.items()
-        if getattr(mark, key, None) is not None
-    ]
-    message = detail["msg"][0].lower() + detail["msg"][1:]
-    return f"{message} ({', '.join(bounds)})" if bounds and len(detail["loc"]) == 1 else message
+# Names that other services use.
+_COMMON = {
+    "steps": "num_inference_steps",
+    "cfg_scale": "guidance_scale",
+    "cfg": "guidance_scale",
+    "sampler": "scheduler",
+}
 
 
 def _shown(value: object) -> str:

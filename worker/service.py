@@ -33,8 +33,13 @@ class Service:
         job_id = str(job.get("id", "job"))
         try:
             return self._run(job_id, job.get("input"))
-        except (InvalidRequest, GenerationError) as error:
-            log.info("job %s: refused or failed: %s", job_id, type(error).__name__)
+        except InvalidRequest as error:
+            # Values stay out of the log: they may be a prompt or a picture.
+            fields = ", ".join(problem.partition(":")[0] for problem in error.problems)
+            log.info("job %s: refused for its %s", job_id, fields)
+            return {"error": str(error)}
+        except GenerationError as error:
+            log.error("job %s: %s", job_id, error)
             return {"error": str(error)}
         except Exception:
             error_id = secrets.token_hex(6)
@@ -44,8 +49,7 @@ class Service:
     def _run(self, job_id: str, raw: object) -> dict[str, Any]:
         began = time.perf_counter()
         request = parse_request(raw)
-        source = request.image or request.image_url
-        image = read_image("image" if request.image else "image_url", source) if source else None
+        image = read_image(*request.source_image) if request.source_image else None
         mask = read_image("mask", request.mask) if request.mask else None
         plan = self.engine.plan(request, image, mask)
         planned = time.perf_counter()

@@ -220,7 +220,7 @@ def test_what_is_no_source(source):
     if source == "owner/toy@":
         assert split_source(source) == ("owner/toy", None)
     else:
-        with pytest.raises(BuildError, match="neither a folder nor a repository"):
+        with pytest.raises(BuildError, match="no such folder, and not a repository"):
             split_source(source)
 
 

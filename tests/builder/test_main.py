@@ -39,8 +39,8 @@ def test_an_unknown_toy_is_refused_with_the_known_ones(tmp_path, capsys):
     [
         (["convert", "--source", "{}/none"], "none: no such folder"),
         (["convert", "--source", "{}"], "no model_index.json"),
-        (["bake", "--source", "{}/none"], "neither a folder nor a repository"),
-        (["fetch", "--source", "none"], "neither a folder nor a repository"),
+        (["bake", "--source", "{}/none"], "no such folder, and not a repository"),
+        (["fetch", "--source", "none"], "no such folder, and not a repository"),
     ],
 )
 def test_one_line_and_a_failure(arguments, message, tmp_path, capsys):

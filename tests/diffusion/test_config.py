@@ -74,7 +74,7 @@ def test_all_that_is_not_handled_is_named_at_once():
 @pytest.mark.parametrize(
     ("solver", "options", "message"),
     [
-        ("euler", {"eta": 0.5}, "eta is not an option of EulerDiscreteScheduler: it takes final_sigmas_type"),
+        ("euler", {"eta": 0.5}, "eta: not an option of EulerDiscreteScheduler, which takes final_sigmas_type"),
         ("ddim", {"eta": 1.5}, r"eta: 1.5 must be a number in 0\.\.1"),
         ("ddim", {"eta": True}, "eta: True must be a number"),
         ("ddim", {"clip_sample": 1}, "clip_sample: 1 must be true or false"),
@@ -88,7 +88,7 @@ def test_all_that_is_not_handled_is_named_at_once():
         ("unipc", {"disable_corrector": 3}, "disable_corrector: 3 must be a list"),
         ("deis", {"algorithm_type": "sde-dpmsolver++"}, "algorithm_type: .* must be one of deis"),
         ("dpm_multistep", {"algorithm_type": "dpmsolver"}, "needs final_sigmas_type 'sigma_min'"),
-        ("euler", {"beta_start": 0.1}, "beta_start belongs to the checkpoint"),
+        ("euler", {"beta_start": 0.1}, "beta_start: belongs to the checkpoint"),
         ("euler", {"use_karras_sigmas": True, "use_beta_sigmas": True}, "only one of"),
         ("dpm_multistep", {"solver_order": 10**400}, "solver_order: 1.* must be an integer"),
         ("heun", {"use_karras_sigmas": True, "sigma_min": 0}, "sigma_min: 0 must be a number in 0.0001"),

@@ -50,6 +50,8 @@ def test_what_this_model_cannot_do_is_named(toy, change, words):
         ({"negative_prompt": "word " * 200, "guidance_scale": 5}, "negative_prompt:"),
         ({"negative_prompt": "grey", "guidance_scale": 1}, "negative_prompt: has no effect"),
         ({"image": encode_picture(photograph(72, 104)), "strength": 0}, "strength:"),
+        ({"strength": 0.5}, "strength: has no effect"),
+        ({"high_noise_frac": 0.8}, "high_noise_frac: the refiner"),
         ({"image": encode_picture(photograph(72, 104)), "strength": 0.3}, "strength:"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

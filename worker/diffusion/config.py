@@ -173,7 +173,7 @@ class Solver:
     def check(self, name: str, value: Any) -> Any:
         """The value of an option, translated and normalised; raises ValueError naming option and bounds."""
         if name not in self.defaults:
-            raise ValueError(f"{name} is not an option of {self.class_name}: it takes {', '.join(self.requestable)}")
+            raise ValueError(f"{name}: not an option of {self.class_name}, which takes {', '.join(self.requestable)}")
         if isinstance(value, str):
             value = self.translations.get(name, {}).get(value, value)
         try:
@@ -228,7 +228,7 @@ class ScheduleConfig:
         take its defaults. A sigma schedule asked for by the request replaces the checkpoint's. Raises ValueError
         with one clause per option that is unknown, out of bounds or a property of the checkpoint.
         """
-        problems = [f"{name} belongs to the checkpoint" for name in options if name in TRAINING]
+        problems = [f"{name}: belongs to the checkpoint" for name in options if name in TRAINING]
         carried = {name: value for name, value in self.values.items() if name in solver.defaults}
         if any(options.get(name) for name in SIGMA_SCHEDULES):
             carried = {name: value for name, value in carried.items() if name not in SIGMA_SCHEDULES}

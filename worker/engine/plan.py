@@ -91,7 +91,7 @@ class Planner:
                 strength=None if from_noise else strength,
             )
         except ValueError as error:
-            problems.append(str(error))
+            problems += str(error).split("; ")
         if problems or table is None:
             raise InvalidRequest(problems)
         ids, keep, warnings = self._text(request, guided)
@@ -173,7 +173,9 @@ class Planner:
         return tuple(token.ids for token in tokens), keep, warnings
 
     def _warnings(self, request: Request, guidance: float, steps: int, strength: float | None) -> list[str]:
-        warnings: list[str] = []
+        warnings = [f"{name}: the refiner is not served; ignored" for name in request.ignored]
+        if request.strength is not None and strength is None:
+            warnings.append("strength: has no effect without an image")
         if request.negative_prompt and (guidance <= 1 or self.pipeline.embeds_guidance):
             warnings.append("negative_prompt: has no effect without guidance (guidance_scale above 1)")
         if self.distilled and not self.pipeline.embeds_guidance and guidance > DISTILLED_GUIDANCE_MAX:
