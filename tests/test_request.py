@@ -122,3 +122,22 @@ def test_any_input_is_a_request_or_names_its_faults(raw):
     known = [*Request.model_fields, "other"]
     for line in error.problems if error else ():
         assert line.partition(":")[0].partition(".")[0].partition(",")[0] in known
+
+
+def test_a_job_of_worker_sdxl_is_a_job():
+    job = {
+        "prompt": "a cat",
+        "negative_prompt": None,
+        "height": 1024,
+        "width": 1024,
+        "num_inference_steps": 25,
+        "refiner_inference_steps": 50,
+        "guidance_scale": 7.5,
+        "strength": 0.3,
+        "seed": None,
+        "scheduler": "K_EULER_ANCESTRAL",
+        "image_url": None,
+        "num_images": 2,
+        "high_noise_frac": None,
+    }
+    assert parse_request(job).ignored == ("refiner_inference_steps",)
