@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -32,7 +33,7 @@ def request_table() -> str:
         (
             f"`{name}`",
             _type(field),
-            "needed" if field.is_required() else "" if field.default is None else f"`{field.default}`",
+            "needed" if field.is_required() else "" if field.default is None else f"`{_shown(field.default)}`",
             field.description or "",
         )
         for name, field in Request.model_fields.items()
@@ -45,12 +46,20 @@ def settings_table() -> str:
     rows: list[tuple[str, ...]] = []
     for item in fields(Settings):
         default = item.default
-        shown = "" if default == () else str(default).lower() if isinstance(default, bool) else str(default)
+        shown = "" if default == () else _shown(default)
         rows.append((f"`{item.name.upper()}`", f"`{shown}`" if shown else "", item.metadata["description"]))
     return _table(("variable", "default", "meaning"), rows)
 
 
+def _shown(default: object) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
 def _type(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is Literal:
+        return " / ".join(f"`{choice}`" for choice in get_args(field.annotation))
+    if field.annotation is bool:
+        return "true or false"
     text = str(field.annotation)
     kinds = {"dict": "object", "tuple": "[int, int]", "int": "integer", "float": "number", "str": "text"}
     kind = next(word for part, word in kinds.items() if part in text)

@@ -46,6 +46,12 @@ def problems(raw: object) -> list[str]:
         ("cfg_scale", 7, "is guidance_scale meant"),
         ("zzz", 7, "unknown field"),
         ("image", "", "is empty"),
+        ("output_format", "gif", "png, jpeg, webp"),
+        ("output_format", 3, "png, jpeg, webp"),
+        ("output_quality", 0, "1 to 100"),
+        ("output_quality", 101, "1 to 100"),
+        ("metadata", "perhaps", "neither true nor false"),
+        ("metadata", [], "neither true nor false"),
     ],
 )
 def test_one_bad_field_is_named_with_its_value(field, value, words):
@@ -74,6 +80,11 @@ def test_a_prompt_is_needed():
 def test_integral_floats_and_digits_are_integers():
     request = parse_request({"prompt": "a cat", "width": 512.0, "height": "768", "seed": "7"})
     assert (request.width, request.height, request.seed) == (512, 768, 7)
+
+
+@pytest.mark.parametrize("name", ["jpeg", "jpg", "JPEG", "JPG"])
+def test_a_file_type_has_several_spellings(name):
+    assert parse_request({"prompt": "a cat", "output_format": name}).output_format == "jpeg"
 
 
 @pytest.mark.parametrize("seed", [None, -1, "-1"])

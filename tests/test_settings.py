@@ -52,3 +52,8 @@ def test_what_cannot_be_used_is_named(variable, value):
         load_settings({variable: value})
     assert str(caught.value).startswith(f"{variable}: ")
     assert value.split(",")[-1] in str(caught.value)
+
+
+def test_secrets_are_not_shown():
+    names = ["BUCKET_ACCESS_KEY_ID", "BUCKET_SECRET_ACCESS_KEY", "BUCKET_SESSION_TOKEN"]
+    assert "hidden" not in repr(load_settings({name: f"hidden-{name}" for name in names}))

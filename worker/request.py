@@ -5,7 +5,7 @@ its schedulers' options, whether it is told the crop) is checked when the reques
 """
 
 from difflib import get_close_matches
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from worker.diffusion.names import resolve
 from worker.errors import InvalidRequest
+from worker.outputs import OutputFormat
 
 SEED_MAX = 2**32 - 1
 SIZE_STEP = 8
@@ -26,6 +27,11 @@ def _no_boolean(value: Any) -> Any:
 
 def _absent_if_minus_one(value: Any) -> Any:
     return None if value in (-1, "-1") else value
+
+
+def _format(value: Any) -> Any:
+    name = value.lower() if isinstance(value, str) else value
+    return "jpeg" if name == "jpg" else name
 
 
 Integer = Annotated[int, BeforeValidator(_no_boolean)]
@@ -99,6 +105,12 @@ class Request(BaseModel):
     negative_original_size: Pair | None = Field(None, description="SDXL: the same for the negative prompt.")
     negative_crops_coords_top_left: Pair | None = Field(None, description="SDXL: the same for the negative prompt.")
     negative_target_size: Pair | None = Field(None, description="SDXL: the same for the negative prompt.")
+
+    output_format: Annotated[OutputFormat, BeforeValidator(_format)] = Field(
+        "png", description="File type of the pictures."
+    )
+    output_quality: Integer = Field(95, ge=1, le=100, description="Of JPEG and WebP; both lose detail, at 100 too.")
+    metadata: bool = Field(True, description="Prompt, seed and settings inside the files, as A1111's tools read them.")
 
     refiner_inference_steps: Integer | None = Field(
         None, ge=0, description="Of worker-sdxl's refiner, which is not served: ignored, with a warning."
@@ -186,6 +198,10 @@ def _problem(detail: ErrorDetails) -> str:
             return f"{name}: is empty"
         case "string_type":
             return f"{name}: {shown} is not text"
+        case "literal_error":
+            return f"{name}: {shown} is not one of {', '.join(get_args(OutputFormat))}"
+        case "bool_type" | "bool_parsing":
+            return f"{name}: {shown} is neither true nor false"
         case _ if len(path) > 1 or detail["type"] == "tuple_type":
             return f"{name}: {shown} is not allowed: two integers of 0 to 65536 are needed"
         case _:

@@ -5,17 +5,27 @@ import json
 import logging
 import secrets
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from worker.diffusion.names import title_of
 from worker.engine.engine import Engine, Picture, Result, load_engine
 from worker.engine.plan import Plan
 from worker.errors import GenerationError, InvalidRequest
 from worker.inputs import read_image
-from worker.outputs import CONTENT_TYPE, encode_png
+from worker.outputs import PictureFile, encode_picture, parameters_text
 from worker.request import Request, parse_request
 from worker.settings import Settings
-from worker.storage import Store, folder_store, inline_store
+from worker.storage import (
+    Place,
+    Store,
+    bucket_of_settings,
+    folder_store,
+    inline_store,
+    job_store,
+    s3_store,
+)
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +42,7 @@ class Service:
         """Answer one job: a result, or `{"error": text}`; never an exception, never a traceback."""
         job_id = str(job.get("id", "job"))
         try:
-            return self._run(job_id, job.get("input"))
+            return self._run(job_id, job.get("input"), job.get("s3Config"))
         except InvalidRequest as error:
             # Values stay out of the log: they may be a prompt or a picture.
             fields = ", ".join(problem.partition(":")[0] for problem in error.problems)
@@ -46,24 +56,30 @@ class Service:
             log.exception("job %s: internal error %s", job_id, error_id)
             return {"error": f"internal error {error_id}; the worker's log has its cause"}
 
-    def _run(self, job_id: str, raw: object) -> dict[str, Any]:
+    def _run(self, job_id: str, raw: object, own_bucket: object) -> dict[str, Any]:
         began = time.perf_counter()
         request = parse_request(raw)
+        store = self.store if own_bucket is None else job_store(own_bucket)
         image = read_image(*request.source_image) if request.source_image else None
         mask = read_image("mask", request.mask) if request.mask else None
         plan = self.engine.plan(request, image, mask)
         planned = time.perf_counter()
         result = self.engine.run(plan)
         generated = time.perf_counter()
-        files = [encode_png(picture.pixels) for picture in result.pictures]
-        places = [self.store(job_id, index, data) for index, data in enumerate(files)]
+
+        def keep(index: int, picture: Picture) -> tuple[PictureFile, Place]:
+            file = self._file(request, plan, picture)
+            return file, store(job_id, index, file)
+
+        with ThreadPoolExecutor(8, "store") as pool:
+            kept = list(pool.map(keep, range(len(result.pictures)), result.pictures))
         timings = {
             "prepare_s": planned - began,
             **result.timings,
             "store_s": time.perf_counter() - generated,
             "total_s": time.perf_counter() - began,
         }
-        answer = self._answer(request, plan, result, files, places, timings)
+        answer = self._answer(request, plan, result, kept, timings)
         size = len(json.dumps(answer, allow_nan=False))
         if size > self.max_answer_bytes:
             raise GenerationError(
@@ -71,22 +87,34 @@ class Service:
             )
         return answer
 
+    def _file(self, request: Request, plan: Plan, picture: Picture) -> PictureFile:
+        facts = {
+            "Steps": plan.steps,
+            "Sampler": title_of(plan.scheduler, plan.scheduler_options),
+            "CFG scale": f"{plan.guidance_scale:g}",
+            "Seed": picture.seed,
+            "Size": f"{plan.width}x{plan.height}",
+            "Model": self.engine.manifest.source,
+            "Denoising strength": plan.strength,
+        }
+        text = parameters_text(request.prompt, request.negative_prompt, facts) if request.metadata else None
+        return encode_picture(picture.pixels, request.output_format, request.output_quality, text)
+
     def _answer(
         self,
         request: Request,
         plan: Plan,
         result: Result,
-        files: list[bytes],
-        places: list[str],
+        kept: list[tuple[PictureFile, Place]],
         timings: dict[str, float],
     ) -> dict[str, Any]:
         """`images`, `image_url` and `seed` stand where worker-sdxl puts them; `pictures` has the details of each."""
         manifest = self.engine.manifest
         return {
-            "images": places,
-            "image_url": places[0],
+            "images": [place.url for _, place in kept],
+            "image_url": kept[0][1].url,
             "seed": plan.seeds[0],
-            "pictures": [_describe(picture, data) for picture, data in zip(result.pictures, files, strict=True)],
+            "pictures": [_describe(picture, *one) for picture, one in zip(result.pictures, kept, strict=True)],
             "used": {
                 "width": plan.width,
                 "height": plan.height,
@@ -103,22 +131,27 @@ class Service:
         }
 
 
-def _describe(picture: Picture, data: bytes) -> dict[str, Any]:
+def _describe(picture: Picture, file: PictureFile, place: Place) -> dict[str, Any]:
     height, width, _ = picture.pixels.shape
+    # A picture that is in the answer itself stands there once.
+    stored = {"url": place.url, "key": place.key, "expires_at": place.expires_at} if place.key else {}
     return {
         "seed": picture.seed,
         "width": width,
         "height": height,
-        "content_type": CONTENT_TYPE,
-        "size_bytes": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(),
+        "content_type": file.content_type,
+        "size_bytes": len(file.data),
+        "sha256": hashlib.sha256(file.data).hexdigest(),
+        **stored,
     }
 
 
 def load_service(settings: Settings, *, local: bool) -> Service:
-    """Load the model and connect what is around it; a local run stores its pictures in a folder.
+    """Load the model and connect what is around it.
 
+    Pictures go to the bucket if one is set, else in a local run to a folder, else into the answer.
     Raises StartupError when the worker cannot serve.
     """
-    store = folder_store(settings.output_dir) if local else inline_store
+    bucket = bucket_of_settings(settings)
+    store = s3_store(bucket) if bucket else folder_store(settings.output_dir) if local else inline_store
     return Service(load_engine(settings), store, settings.max_inline_bytes)

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 from worker.errors import SettingsError
 
 
-def _setting(default: Any, description: str) -> Any:
-    return field(default=default, metadata={"description": description})
+def _setting(default: Any, description: str, *, secret: bool = False) -> Any:
+    return field(default=default, repr=not secret, metadata={"description": description})
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,21 @@ class Settings:
     )
     max_pixels: int = _setting(2048 * 2048, "Most pixels of one picture, width times height.")
     max_inline_bytes: int = _setting(9_000_000, "Most bytes of an answer that carries its pictures in itself.")
+    bucket_endpoint_url: str = _setting(
+        "",
+        "S3 service for the pictures, such as https://s3.eu-central-1.amazonaws.com; needs the next three.",
+    )
+    bucket_name: str = _setting("", "The bucket; it stands here, not in the endpoint.")
+    bucket_access_key_id: str = _setting("", "Key that may put objects, and get them for links.", secret=True)
+    bucket_secret_access_key: str = _setting("", "Its secret.", secret=True)
+    bucket_session_token: str = _setting("", "Token of temporary keys; links end when it does.", secret=True)
+    bucket_region: str = _setting("", "Region that is signed for; empty: the endpoint's, else us-east-1.")
+    bucket_prefix: str = _setting("", "Pictures are PREFIX/job-id/index.png.")
+    bucket_addressing_style: Literal["auto", "path", "virtual"] = _setting(
+        "auto", "Where the bucket's name stands, in the path or in the host; auto: in the path."
+    )
+    bucket_url_expiry_s: int = _setting(604_800, "Seconds that a link lives, 7 days at most.")
+    bucket_public_url: str = _setting("", "Where a public bucket is read: links are this/key, without an end.")
 
 
 def load_settings(environment: Mapping[str, str]) -> Settings:
@@ -50,6 +65,8 @@ def load_settings(environment: Mapping[str, str]) -> Settings:
 def _parse(variable: str, text: str, kind: Any) -> Any:
     if kind is Path:
         return Path(text)
+    if kind is str:
+        return text
     if kind is bool:
         return _one_of(variable, text.lower(), {"1": True, "true": True, "0": False, "false": False})
     if kind is int:

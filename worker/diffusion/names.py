@@ -82,6 +82,17 @@ def resolve(name: str) -> Choice:
     raise ValueError(f"{name!r} is not one of {titles}; with noise levels also followed by {', '.join(SUFFIXES)}")
 
 
+def title_of(class_name: str, options: Mapping[str, Any]) -> str:
+    """The title, with its suffix, by which a user asks for diffusers' class with these options."""
+    fitting = [
+        entry
+        for entry in NAMES
+        if SOLVERS[entry.solver].class_name == class_name and entry.options.items() <= options.items()
+    ]
+    title = max(fitting, key=lambda entry: len(entry.options)).title if fitting else class_name
+    return " ".join([title, *(suffix for suffix, option in SUFFIXES.items() if options.get(option))])
+
+
 def markdown_table() -> str:
     """The offered solvers as a Markdown table: names, diffusers' class, noise levels, options."""
     lines = ["| name | also | noise levels | options |", "| --- | --- | --- | --- |"]
