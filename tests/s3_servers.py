@@ -52,8 +52,8 @@ def seaweed(folder: Path) -> Iterator[str]:
             make_bucket(endpoint, process, folder / "log")
             yield endpoint
         finally:
-            process.kill()
-            process.wait()
+            process.terminate()
+            process.wait(10)
 
 
 def make_bucket(endpoint: str, process: subprocess.Popen[bytes], log: Path) -> None:

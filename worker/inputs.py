@@ -101,15 +101,19 @@ def _within(seconds: float, work: Callable[[float], bytes]) -> bytes:
 
 def _download(url: str, deadline: float) -> bytes:
     data = bytearray()
-    response: requests.Response = rp_ssrf.safe_get(url, timeout=10, headers=_HEADERS)
+    # The size is counted below: what the SDK refuses is then an address.
+    response: requests.Response = rp_ssrf.safe_get(url, timeout=10, headers=_HEADERS, max_bytes=2**62)
     with response:
         if response.status_code != 200:
             raise _Refused(f"its server answers HTTP {response.status_code}")
+        declared = response.headers.get("Content-Length", "")
+        if declared.isdecimal() and int(declared) > MAX_BYTES:
+            raise _Refused(f"{declared} bytes, allowed are {MAX_BYTES}")
         # `read1` returns what has come; `iter_content` waits for whole chunks and would not see the deadline.
         while chunk := response.raw.read1(_CHUNK, decode_content=True):
             data += chunk
             if len(data) > MAX_BYTES:
-                raise _Refused(f"more than {MAX_BYTES} bytes")
+                raise _Refused(f"more bytes than the {MAX_BYTES} that are allowed")
             if time.monotonic() > deadline:
                 break
     return bytes(data)
