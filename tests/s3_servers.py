@@ -32,9 +32,10 @@ def seaweed(folder: Path) -> Iterator[str]:
     identity = {"name": "test", "credentials": access, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     (folder / "data").mkdir()
-    s3, master, volume, filer, admin = free_ports(5)
+    ports = free_ports(5)
+    s3, master, volume, filer, admin = ports
     arguments = [
-        "-dir=data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3.config=s3.json", "-s3.localSocket=s3.sock",
+        "-dir=data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3.config=s3.json",
         "-s3.autoCreateBucket=false", "-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
         "-master.telemetry=false", f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}",
         f"-filer.port={filer}", f"-admin.port={admin}",
@@ -52,8 +53,12 @@ def seaweed(folder: Path) -> Iterator[str]:
             make_bucket(endpoint, process, folder / "log")
             yield endpoint
         finally:
-            process.terminate()
-            process.wait(10)
+            process.kill()
+            process.wait()
+            for port in ports:
+                for number in (port, port + 10_000):
+                    for left in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
+                        left.unlink()
 
 
 def make_bucket(endpoint: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -151,6 +151,11 @@ def test_sixteen_bits_of_grey_are_scaled():
     assert np.array_equal(found[..., 0].reshape(-1), np.arange(256))
 
 
+def test_floating_point_is_refused():
+    image = Image.fromarray(np.linspace(0, 1, 4, dtype=np.float32).reshape(2, 2))
+    assert "8 or 16 bits" in problem(encoded(image, "TIFF"))
+
+
 def png(width: int, height: int, rows: bytes, depth: int, colour: int) -> str:
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

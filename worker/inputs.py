@@ -38,6 +38,8 @@ def read_image(field: str, text: str) -> Image.Image:
         image = Image.open(BytesIO(data), formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
             raise InvalidRequest([f"{field}: {image.width}x{image.height} is more than {MAX_PIXELS} pixels"])
+        if image.mode == "F":
+            raise InvalidRequest([f"{field}: a picture of floating-point numbers; 8 or 16 bits are needed"])
         return _rgb(ImageOps.exif_transpose(image))
     except InvalidRequest:
         raise
@@ -120,7 +122,7 @@ def _download(url: str, deadline: float) -> bytes:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I") or image.mode == "F":
+    if image.mode.startswith("I"):
         # Pillow clips 16-bit grey instead of scaling it.
         image = image.convert("F").point(lambda level: level / 257).convert("L")
     if "A" in image.getbands() or "transparency" in image.info:

@@ -272,12 +272,6 @@ def _client(bucket: Bucket) -> Any:
 
 @lru_cache(maxsize=16)
 def _built_client(bucket: Bucket) -> Any:
-    session = boto3.session.Session(
-        aws_access_key_id=bucket.access_key_id,
-        aws_secret_access_key=bucket.secret_access_key,
-        aws_session_token=bucket.session_token or None,
-        region_name=bucket.region or region_of(bucket.endpoint_url),
-    )
     config = Config(
         signature_version="s3v4",
         s3={"addressing_style": bucket.addressing_style},
@@ -289,7 +283,22 @@ def _built_client(bucket: Bucket) -> Any:
         read_timeout=READ_TIMEOUT_S,
         max_pool_connections=32,
     )
-    return cast(Any, session.client("s3", endpoint_url=bucket.endpoint_url.rstrip("/"), config=config))
+    client = _session().client(
+        "s3",
+        endpoint_url=bucket.endpoint_url.rstrip("/"),
+        region_name=bucket.region or region_of(bucket.endpoint_url),
+        aws_access_key_id=bucket.access_key_id,
+        aws_secret_access_key=bucket.secret_access_key,
+        aws_session_token=bucket.session_token or None,
+        config=config,
+    )
+    return cast(Any, client)
+
+
+@lru_cache(maxsize=1)
+def _session() -> boto3.session.Session:
+    # It reads descriptions of all of AWS, which takes a second.
+    return boto3.session.Session()
 
 
 def _reason(error: BotoCoreError | ClientError) -> str:

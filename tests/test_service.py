@@ -1,0 +1,161 @@
+"""What surrounds the engine: where pictures go, what the answer holds, and what a failure leaves behind."""
+
+import base64
+import hashlib
+import json
+import logging
+import re
+from io import BytesIO
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.jobs import photograph
+from tests.s3_servers import BUCKET, KEY, SECRET, StubS3
+from worker.engine.engine import Picture, Result
+from worker.errors import SettingsError
+from worker.service import Service, load_service
+from worker.settings import Settings
+from worker.storage import Bucket, folder_store, inline_store, s3_store
+
+JOB = {"prompt": "a fox in the snow", "negative_prompt": "blurry", "seed": 7}
+
+
+class Engine:
+    """Makes the same pictures for every job, and counts its runs."""
+
+    manifest = SimpleNamespace(source="toy", revision="0" * 40, family="stable-diffusion")
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def plan(self, request: Any, *_: object) -> Any:
+        return SimpleNamespace(
+            width=72,
+            height=104,
+            seeds=tuple(range(7, 7 + request.num_images)),
+            steps=20,
+            guidance_scale=7.5,
+            scheduler="DPMSolverMultistepScheduler",
+            scheduler_options={"use_karras_sigmas": True},
+            strength=None,
+            warnings=(),
+        )
+
+    def run(self, plan: Any) -> Result:
+        self.runs += 1
+        pictures = [Picture(np.asarray(photograph(plan.width, plan.height, seed)), seed) for seed in plan.seeds]
+        return Result(tuple(pictures), {"sample_s": 0.1})
+
+
+@pytest.fixture
+def stub():
+    server = StubS3()
+    yield server
+    server.close()
+
+
+def service(store: Any, max_answer_bytes: int = 9_000_000) -> Service:
+    return Service(cast(Any, Engine()), store, max_answer_bytes)
+
+
+def run(subject: Service, job: dict[str, Any], **beside: object) -> dict[str, Any]:
+    answer = subject.run({"id": "job-1", "input": JOB | job, **beside})
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+    return answer
+
+
+def s3_config(stub: StubS3) -> dict[str, str]:
+    return {"accessId": KEY, "accessSecret": SECRET, "bucketName": BUCKET, "endpointUrl": stub.endpoint}
+
+
+@pytest.mark.parametrize(("output_format", "extension"), [("png", "png"), ("jpeg", "jpg"), ("webp", "webp")])
+def test_an_uploaded_picture_is_described_and_linked(stub, output_format, extension):
+    store = s3_store(Bucket(stub.endpoint, BUCKET, KEY, SECRET, prefix="worker"))
+    answer = run(service(store), {"num_images": 3, "output_format": output_format})
+    bodies = {request.path: request for request in stub.requests}
+    assert answer["image_url"] == answer["images"][0]
+    assert len(bodies) == 3
+    for index, (url, picture) in enumerate(zip(answer["images"], answer["pictures"], strict=True)):
+        assert picture["key"] == f"worker/job-1/{index}.{extension}"
+        request = bodies[f"/{BUCKET}/{picture['key']}"]
+        assert picture["url"] == url
+        assert url.startswith(f"{stub.endpoint}/{BUCKET}/{picture['key']}?")
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", picture["expires_at"])
+        assert picture["sha256"] == hashlib.sha256(request.body).hexdigest()
+        assert picture["size_bytes"] == len(request.body)
+        assert picture["content_type"] == request.headers["content-type"] == f"image/{output_format}"
+        assert Image.open(BytesIO(request.body)).size == (picture["width"], picture["height"]) == (72, 104)
+
+
+def test_besides_its_pictures_an_answer_is_small():
+    answer = run(service(inline_store), {"num_images": 4, "prompt": "a fox " * 3000})
+    assert all(picture.keys().isdisjoint({"url", "key"}) for picture in answer["pictures"])
+    pictures = {"images": [], "image_url": ""}
+    assert len(json.dumps(answer | pictures)) < 4096
+    assert "a fox" not in json.dumps(answer | pictures)
+
+
+def test_a_picture_carries_how_it_was_made():
+    answer = run(service(inline_store), {"num_images": 2})
+    for index, url in enumerate(answer["images"]):
+        image = Image.open(BytesIO(base64.b64decode(url.partition(",")[2])))
+        assert image.info["parameters"] == (
+            "a fox in the snow\nNegative prompt: blurry\n"
+            f"Steps: 20, Sampler: DPM++ Karras, CFG scale: 7.5, Seed: {7 + index}, Size: 72x104, Model: toy"
+        )
+
+
+def test_metadata_can_be_left_out():
+    answer = run(service(inline_store), {"metadata": False})
+    assert b"a fox" not in base64.b64decode(answer["image_url"].partition(",")[2])
+
+
+def test_a_failed_upload_is_one_error_and_nothing_is_made_again(stub, caplog):
+    subject = service(s3_store(Bucket(stub.endpoint, BUCKET, KEY, SECRET)))
+    stub.script = [403, 403, 403]
+    with caplog.at_level(logging.DEBUG, "worker"):
+        answer = run(subject, {"num_images": 3})
+    assert answer.keys() == {"error"}
+    assert "AccessDenied" in answer["error"]
+    assert cast(Any, subject.engine).runs == 1
+    assert not any(secret in answer["error"] + caplog.text for secret in (KEY, SECRET, "Traceback"))
+
+
+def test_a_jobs_own_bucket_takes_its_pictures(stub, monkeypatch, caplog):
+    monkeypatch.setenv("RUNPOD_ALLOW_PRIVATE_DOWNLOAD_URLS", "true")
+    with caplog.at_level(logging.DEBUG, "worker"):
+        answer = run(service(inline_store), {}, s3Config=s3_config(stub))
+    (request,) = stub.requests
+    assert request.path == f"/{BUCKET}/{answer['pictures'][0]['key']}"
+    assert SECRET not in json.dumps(answer) + caplog.text
+
+
+def test_a_jobs_own_bucket_is_checked_before_anything_is_made(stub, caplog):
+    subject = service(inline_store)
+    with caplog.at_level(logging.DEBUG, "worker"):
+        answer = run(subject, {}, s3Config=s3_config(stub) | {"bucketName": ""})
+    assert answer["error"].startswith("s3Config.bucketName: missing")
+    assert cast(Any, subject.engine).runs == 0
+    assert SECRET not in answer["error"] + caplog.text
+
+
+def test_a_local_run_has_files(tmp_path):
+    answer = run(service(folder_store(tmp_path)), {"output_format": "webp"})
+    assert answer["images"] == [str(tmp_path / "job-1" / "0.webp")]
+    with Image.open(answer["image_url"]) as image:
+        assert image.size == (72, 104)
+
+
+def test_an_answer_above_the_cap_is_an_error_that_says_what_helps():
+    answer = run(service(inline_store, 20_000), {"num_images": 2})
+    assert answer.keys() == {"error"}
+    assert "allowed are 20000" in answer["error"]
+
+
+def test_half_a_bucket_refuses_to_start_before_the_model_is_read(tmp_path):
+    with pytest.raises(SettingsError, match="BUCKET_NAME"):
+        load_service(Settings(model_dir=tmp_path / "absent", bucket_endpoint_url="https://s3.example.org"), local=False)
