@@ -283,7 +283,8 @@ def _built_client(bucket: Bucket) -> Any:
         read_timeout=READ_TIMEOUT_S,
         max_pool_connections=32,
     )
-    client = _session().client(
+    session: Any = _session()
+    return session.client(
         "s3",
         endpoint_url=bucket.endpoint_url.rstrip("/"),
         region_name=bucket.region or region_of(bucket.endpoint_url),
@@ -292,7 +293,6 @@ def _built_client(bucket: Bucket) -> Any:
         aws_session_token=bucket.session_token or None,
         config=config,
     )
-    return cast(Any, client)
 
 
 @lru_cache(maxsize=1)
