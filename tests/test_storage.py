@@ -313,6 +313,8 @@ def test_what_goes_with_a_bucket_needs_one(name):
         ("BUCKET_ENDPOINT_URL", "https://s3.eu-west-1.amazonaws.com/other", "path 'other'"),
         ("BUCKET_ENDPOINT_URL", "https://minio.example.org/pictures", "path 'pictures'"),
         ("BUCKET_ENDPOINT_URL", "https://minio.example.org/?x=1", "more than a host"),
+        ("BUCKET_ENDPOINT_URL", "https://my_host.example.org", "begins with https"),
+        ("BUCKET_REGION", "eu west", "eu-central-1"),
         ("BUCKET_NAME", "my bucket", "my-pictures"),
         ("BUCKET_NAME", "a/b", "my-pictures"),
         ("BUCKET_PREFIX", "a/../b", "such as"),
@@ -343,6 +345,22 @@ def test_a_secret_that_cannot_be_used_is_named_without_its_value(variable, value
         bucket_of_settings(load_settings(ENVIRONMENT | {variable: value}))
     assert str(caught.value).startswith(f"{variable}: ")
     assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://127.0.0.1:9000", "http://[::1]:9000/", "http://minio:9000", "HTTPS://A.b"]
+)
+def test_addresses_of_a_private_network_are_endpoints(endpoint):
+    bucket = bucket_of_settings(load_settings(ENVIRONMENT | {"BUCKET_ENDPOINT_URL": endpoint}))
+    assert bucket is not None
+    url = storage._client(bucket).generate_presigned_url("get_object", {"Bucket": "pictures", "Key": "a"})
+    assert urlsplit(url).netloc.lower() == urlsplit(endpoint).netloc.lower()
+
+
+def test_a_profile_of_the_environment_has_no_say(stub, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "absent")
+    storage._session.cache_clear()
+    assert s3_store(bucket_at(stub.endpoint))("job", 0, FILE).key == "job/0.webp"
 
 
 def test_an_endpoint_below_a_path_is_kept():

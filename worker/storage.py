@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 from urllib.parse import quote, urlsplit
 
 import boto3.session
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from runpod.serverless.utils import rp_ssrf
@@ -152,6 +153,8 @@ def bucket_of_settings(settings: Settings) -> Bucket | None:
         problems.append(
             f"BUCKET_PREFIX: {settings.bucket_prefix!r} is not a path of letters, digits and -_.!*'(), such as worker/a"
         )
+    if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9-]{0,61}[A-Za-z0-9])?", settings.bucket_region):
+        problems.append(f"BUCKET_REGION: {settings.bucket_region!r} is not a region such as eu-central-1")
     public = urlsplit(settings.bucket_public_url)
     if settings.bucket_public_url and (public.scheme not in ("http", "https") or not public.hostname):
         problems.append(
@@ -204,6 +207,7 @@ def _problems(values: Mapping[str, str], names: Mapping[str, str]) -> list[str]:
 
 
 def _endpoint_problem(endpoint: str, bucket: str) -> str:
+    label = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
     try:
         parts = urlsplit(endpoint)
         host, _port = parts.hostname or "", parts.port
@@ -211,7 +215,7 @@ def _endpoint_problem(endpoint: str, bucket: str) -> str:
         return f"{endpoint!r} is not a URL"
     if parts.username is not None or parts.password is not None:
         return "has a name or a password in it, which belong to the keys"
-    if parts.scheme not in ("http", "https") or not re.fullmatch(r"[A-Za-z0-9._:-]+", host):
+    if parts.scheme not in ("http", "https") or not re.fullmatch(rf"{label}(\.{label})*|[0-9a-f:]+", host):
         return f"{endpoint!r} is not a URL that begins with https:// or http://"
     if parts.query or parts.fragment:
         return f"{endpoint!r} has more than a host in it"
@@ -297,8 +301,8 @@ def _built_client(bucket: Bucket) -> Any:
 
 @lru_cache(maxsize=1)
 def _session() -> boto3.session.Session:
-    # It reads descriptions of all of AWS, which takes a second.
-    return boto3.session.Session()
+    # It reads descriptions of all of AWS, which takes a second. A profile of the environment has no say here.
+    return boto3.session.Session(botocore_session=botocore.session.Session({"profile": (None, None, None, None)}))
 
 
 def _reason(error: BotoCoreError | ClientError) -> str:
