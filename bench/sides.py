@@ -29,7 +29,7 @@ def worker_side(pipe: Connection, model_dir: Path, environment: dict[str, str]) 
     """Serve jobs with this project's engine until the pipe closes."""
     import jax
 
-    from worker.engine.engine import load_engine
+    from worker.engine.loading import load_engine
     from worker.request import parse_request
     from worker.settings import load_settings
 

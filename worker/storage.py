@@ -15,8 +15,10 @@ def folder_store(folder: Path) -> Store:
 
     def store(job_id: str, index: int, data: bytes) -> str:
         # A job id comes from outside: only its own characters may name a folder.
-        name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in job_id)
-        path = folder / name / f"{index}.{EXTENSION}"
+        name = "".join(
+            letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "_" for letter in job_id
+        )
+        path = folder / name[:100] / f"{index}.{EXTENSION}"
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         partial.write_bytes(data)
