@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from bench.compare import compare
@@ -28,9 +29,11 @@ def main() -> None:
         if options.command == "random":
             write_full_size(options.name, options.out)
         else:
+            if find_spec("torch") is None or find_spec("diffusers") is None:
+                sys.exit("bench: PyTorch and diffusers are needed: uv run --group reference python -m bench ...")
             job = json.loads(options.job.read_text("utf-8"))["input"]
             print(compare(options.model, job, options.dtype, max(2, options.calls), options.torch_compile))
-    except WorkerError as error:
+    except (WorkerError, OSError, ValueError, KeyError) as error:
         sys.exit(f"bench: {error}")
 
 

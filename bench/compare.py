@@ -74,9 +74,13 @@ def _report(model: str, job: dict[str, Any], dtype: str, compiled: bool, results
             ),
             row("peak memory", lambda calls: calls[-1].peak_bytes / 2**30, "GiB"),
             "",
-            f"PSNR between the two pictures: {psnr(*pixels):.1f} dB",
+            f"PSNR between the two pictures: {psnr(*pixels):.1f} dB, largest difference {_largest(*pixels)} of 255",
         ]
     )
+
+
+def _largest(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> int:
+    return int(np.abs(first.astype(int) - second.astype(int)).max())
 
 
 def psnr(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> float:

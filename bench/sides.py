@@ -1,6 +1,6 @@
 """The two sides of a comparison, each in a process of its own: this worker, and PyTorch diffusers.
 
-A side is driven through a pipe: it gets a job's input and sends back a `Call`. Neither imports the other's libraries.
+A side is driven through a pipe: it gets a job's input and sends back a `Call`.
 """
 
 import resource
@@ -29,7 +29,7 @@ def worker_side(pipe: Connection, model_dir: Path, environment: dict[str, str]) 
     """Serve jobs with this project's engine until the pipe closes."""
     import jax
 
-    from worker.engine.engine import load_engine
+    from worker.engine.loading import load_engine
     from worker.request import parse_request
     from worker.settings import load_settings
 
@@ -38,6 +38,9 @@ def worker_side(pipe: Connection, model_dir: Path, environment: dict[str, str]) 
     def run(job: dict[str, Any]) -> tuple[float, NDArray[np.uint8]]:
         plan = engine.plan(parse_request(job), None, None)
         result = engine.run(plan)
+        compiled = result.timings["compile_s"]
+        if compiled:
+            print(f"worker: {compiled:.1f} s of this call were compilation", flush=True)
         return result.timings["sample_s"] / len(plan.table), result.pictures[0].pixels
 
     def peak() -> int:
@@ -52,6 +55,9 @@ def diffusers_side(pipe: Connection, source: Path, dtype: str, compiled: bool) -
     import diffusers
     import torch
 
+    from worker.diffusion.names import resolve
+    from worker.diffusion.solvers import SOLVERS
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
     diffusers.utils.logging.disable_progress_bar()
     loaded: Any = diffusers.DiffusionPipeline.from_pretrained(source, torch_dtype=getattr(torch, dtype)).to(device)
@@ -63,7 +69,9 @@ def diffusers_side(pipe: Connection, source: Path, dtype: str, compiled: bool) -
     def run(job: dict[str, Any]) -> tuple[float, NDArray[np.uint8]]:
         call = dict(job)
         if scheduler := call.pop("scheduler", None):
-            loaded.scheduler = getattr(diffusers, scheduler).from_config(stored)
+            choice = resolve(scheduler)
+            kind = getattr(diffusers, SOLVERS[choice.solver].class_name)
+            loaded.scheduler = kind.from_config(stored, **choice.options)
         generator = torch.Generator().manual_seed(call.pop("seed"))
         ends = [time.perf_counter()]
 

@@ -33,6 +33,7 @@ def bake(source: str, out: Path, dtype: Dtype, *, force: bool, hub: Hub) -> None
 
     See `fetch`, `write_toy` and `convert` for the errors.
     """
+    out = out.resolve()
     if Path(source).is_dir():
         convert(Path(source), out, dtype, force=force)
         return

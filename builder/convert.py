@@ -28,8 +28,9 @@ from builder.published import (
     tokenizer_files,
     within,
 )
-from builder.staging import Staging, check_disk, disk_errors, write_durably
+from builder.staging import Staging, check_disk, disk_errors, exclusive, write_durably
 from builder.tokenizer import tokenizer_contents
+from worker.engine.loading import check_model
 from worker.errors import BuildError, CheckpointError
 from worker.families import Family
 from worker.families.family import Part
@@ -83,6 +84,8 @@ def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False) -> Ma
     CheckpointError with all differences between the checkpoint and the model before anything is written, and
     BuildError for the disk and for an `out` with other content, unless it is a baked model and `force` is set.
     """
+    # A link is followed, so that what it stands for is replaced and not the link.
+    out = out.resolve()
     names = [path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()]
     check_layout(source, names)
     index = read_json(source / INDEX)
@@ -103,7 +106,7 @@ def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False) -> Ma
             return baked
         if not force:
             raise occupied(out, baked)
-    with disk_errors(out):
+    with exclusive(out), disk_errors(out):
         staging = Staging(out, f"convert {content} to {dtype} by version {CONVERTER_VERSION}")
         parts = _write_parts(staging, plans)
         manifest = Manifest(
@@ -122,6 +125,7 @@ def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False) -> Ma
             scheduler=scheduler,
             model_index=index,
         )
+        check_model(staging.folder, manifest)
         write_manifest(staging.folder, manifest)
         staging.publish()
     log.info("%s: baked, %.1f MB of weights", out, sum(part.size_bytes for part in parts.values()) / 1e6)

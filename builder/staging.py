@@ -5,6 +5,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -104,6 +105,27 @@ def check_disk(folder: Path, needed_bytes: int, purpose: str) -> None:
 
 def _gigabytes(size: int) -> str:
     return f"{size / 1e9:.2f} GB"
+
+
+@contextlib.contextmanager
+def exclusive(target: Path) -> Generator[None]:
+    """Hold the place of `target` alone; raises BuildError if it cannot be written or another process holds it."""
+    if target.is_mount():
+        raise BuildError(f"{target}: is a mount point, which cannot be replaced as a whole; name a folder in it")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise BuildError(f"{target}: {target.parent} is not a folder") from None
+    lock = target.with_name(f".{target.name}.lock")
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BuildError(f"{target}: another bake is writing it") from None
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

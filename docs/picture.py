@@ -10,7 +10,7 @@ from builder.convert import convert
 from builder.toy import write_toy
 from tests.diffusers_pictures import picture
 from tests.jobs import decode_picture, run
-from worker.engine.engine import load_engine
+from worker.engine.loading import load_engine
 from worker.service import Service
 from worker.settings import Settings
 from worker.storage import inline_store

@@ -19,7 +19,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> "Callable[..., Toy]":
     from builder.convert import convert
     from builder.toy import write_toy
     from tests.jobs import Toy
-    from worker.engine.engine import load_engine
+    from worker.engine.loading import load_engine
     from worker.service import Service
     from worker.settings import Settings
     from worker.storage import inline_store

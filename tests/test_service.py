@@ -22,6 +22,7 @@ from worker.settings import Settings
 from worker.storage import Bucket, folder_store, inline_store, s3_store
 
 JOB = {"prompt": "a fox in the snow", "negative_prompt": "blurry", "seed": 7}
+SMALL = {"prompt": "a fox", "width": 72, "height": 104, "num_inference_steps": 2, "seed": 1}
 
 
 class Engine:
@@ -159,3 +160,30 @@ def test_an_answer_above_the_cap_is_an_error_that_says_what_helps():
 def test_half_a_bucket_refuses_to_start_before_the_model_is_read(tmp_path):
     with pytest.raises(SettingsError, match="BUCKET_NAME"):
         load_service(Settings(model_dir=tmp_path / "absent", bucket_endpoint_url="https://s3.example.org"), local=False)
+
+
+@pytest.mark.xdist_group("sd1")
+@pytest.mark.parametrize("job", [None, [], "job", {}, {"id": 3}, {"input": None}, {"id": "x", "input": []}])
+def test_what_is_no_job_is_answered(toy, job):
+    answer = toy("sd1").service.run(job)
+    assert list(answer) == ["error"]
+    assert answer["error"].startswith("input:")
+
+
+@pytest.mark.xdist_group("sd1")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_karras_sigmas": True, "sigma_min": 5, "sigma_max": 5},
+        {"use_lu_lambdas": True, "sigma_min": 5, "sigma_max": 5},
+        {"lambda_min_clipped": 10**400},
+        {"use_karras_sigmas": [True]},
+        {"solver_order": 10**30},
+    ],
+)
+@pytest.mark.parametrize("scheduler", ["DPM++", "UniPC", "DPM++ 2S", "LMS", "DEIS", "DPM++ SDE"])
+def test_options_that_give_no_course_are_refused(toy, scheduler, options):
+    answer = toy("sd1").service.run(
+        {"id": "x", "input": SMALL | {"scheduler": scheduler, "scheduler_options": options}}
+    )
+    assert "internal error" not in answer["error"]

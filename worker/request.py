@@ -4,6 +4,7 @@ The README's table and the error messages are made from these declarations. What
 its schedulers' options, whether it is told the crop) is checked when the request is planned.
 """
 
+import json
 from difflib import get_close_matches
 from typing import Annotated, Any, cast, get_args
 
@@ -16,6 +17,7 @@ from worker.errors import InvalidRequest
 from worker.outputs import OutputFormat
 
 SEED_MAX = 2**32 - 1
+SIDE_MIN, SIDE_MAX = 64, 4096
 SIZE_STEP = 8
 
 
@@ -67,7 +69,7 @@ class Request(BaseModel):
         None, ge=0, le=SEED_MAX, description="Same seed, same picture; absent, null or -1 draws one."
     )
     scheduler: str | None = Field(
-        None, description="A diffusers, worker-sdxl or A1111 name; by default the checkpoint's own."
+        None, max_length=100, description="A diffusers, worker-sdxl or A1111 name; by default the checkpoint's own."
     )
     scheduler_options: dict[str, Any] | None = Field(
         None,
@@ -117,6 +119,17 @@ class Request(BaseModel):
     )
     high_noise_frac: Number | None = Field(None, ge=0, le=1, description="As `refiner_inference_steps`.")
 
+    @field_validator("scheduler_options")
+    @classmethod
+    def _small_and_finite(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        try:
+            size = len(json.dumps(value, allow_nan=False))
+        except ValueError:
+            raise ValueError("a number in it is not finite") from None
+        if size > 4096:
+            raise ValueError(f"{size} characters, allowed are 4096")
+        return value
+
     @field_validator("scheduler")
     @classmethod
     def _known_scheduler(cls, value: str | None) -> str | None:
@@ -137,6 +150,8 @@ class Request(BaseModel):
         return tuple(name for name in names if getattr(self, name) is not None)
 
 
+_PROBLEMS_MAX = 20
+_NAME_MAX = 60
 _NULL_IS_ABSENT = frozenset(Request.model_fields) - {"prompt"}
 
 
@@ -152,7 +167,9 @@ def parse_request(raw: object) -> Request:
     try:
         request = Request.model_validate(given)
     except ValidationError as error:
-        raise InvalidRequest([_problem(detail) for detail in error.errors(include_url=False)]) from None
+        found = error.errors(include_url=False)
+        more = [f"and {len(found) - _PROBLEMS_MAX} more"] if len(found) > _PROBLEMS_MAX else []
+        raise InvalidRequest([_problem(detail) for detail in found[:_PROBLEMS_MAX]] + more) from None
     problems: list[str] = []
     if request.image is not None and request.image_url is not None:
         problems.append("image_url: give either image or image_url, not both")
@@ -180,7 +197,7 @@ def bounds(field: FieldInfo) -> str:
 
 def _problem(detail: ErrorDetails) -> str:
     path = [str(part) for part in detail["loc"]]
-    name = path[0] if path else "input"
+    name = path[0][:_NAME_MAX] if path else "input"
     field = Request.model_fields.get(name)
     shown = _shown(detail["input"])
     match detail["type"]:
@@ -193,7 +210,7 @@ def _problem(detail: ErrorDetails) -> str:
         case "value_error":
             return f"{name}: {detail['msg'].removeprefix('Value error, ')}"
         case "string_too_long":
-            return f"{name}: {len(str(detail['input']))} characters, allowed are 20000"
+            return f"{name}: {len(str(detail['input']))} characters, allowed are {detail.get('ctx', {})['max_length']}"
         case "string_too_short":
             return f"{name}: is empty"
         case "string_type":

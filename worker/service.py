@@ -7,10 +7,11 @@ import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from worker.diffusion.names import title_of
-from worker.engine.engine import Engine, Picture, Result, load_engine
+from worker.engine.engine import Engine, Picture, Result
+from worker.engine.loading import load_engine
 from worker.engine.plan import Plan
 from worker.errors import GenerationError, InvalidRequest
 from worker.inputs import read_image
@@ -38,11 +39,12 @@ class Service:
     store: Store
     max_answer_bytes: int
 
-    def run(self, job: dict[str, Any]) -> dict[str, Any]:
+    def run(self, job: object) -> dict[str, Any]:
         """Answer one job: a result, or `{"error": text}`; never an exception, never a traceback."""
-        job_id = str(job.get("id", "job"))
+        fields = cast(dict[str, Any], job if isinstance(job, dict) else {})
+        job_id = str(fields.get("id", "job"))
         try:
-            return self._run(job_id, job.get("input"), job.get("s3Config"))
+            return self._run(job_id, fields.get("input"), fields.get("s3Config"))
         except InvalidRequest as error:
             # Values stay out of the log: they may be a prompt or a picture.
             fields = ", ".join(problem.partition(":")[0] for problem in error.problems)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from builder.convert import PartPlan, convert
+from builder.staging import exclusive
+from builder.toy import write_toy
 from tests.builder.checkpoints import FILES, assert_equal, edit, leftovers, params_of
 from worker.errors import BuildError, CheckpointError
 from worker.weights.manifest import read_manifest
@@ -200,3 +202,39 @@ def test_killed_on_the_way_and_run_again(where, published, tmp_path, caplog):
     assert read_manifest(baked) == read_manifest(tmp_path / "straight")
     assert_equal(params_of(baked), params_of(tmp_path / "straight"))
     assert leftovers(baked) == leftovers(tmp_path / "straight")
+
+
+def test_a_link_as_the_target_is_followed(tmp_path):
+    write_toy("sd1", tmp_path / "toy")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    convert(tmp_path / "toy", tmp_path / "link", "float32")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "manifest.json").is_file()
+
+
+def test_two_bakes_do_not_share_a_place(tmp_path):
+    write_toy("sd1", tmp_path / "toy")
+    with exclusive(tmp_path / "baked"), pytest.raises(BuildError, match="another bake"):
+        convert(tmp_path / "toy", tmp_path / "baked", "float32")
+    convert(tmp_path / "toy", tmp_path / "baked", "float32")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["baked", "toy"]
+
+
+def test_a_mount_point_and_a_file_in_the_way_are_refused_at_once(tmp_path, monkeypatch):
+    write_toy("sd1", tmp_path / "toy")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BuildError, match="is not a folder"):
+        convert(tmp_path / "toy", tmp_path / "file" / "baked", "float32")
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "volume")
+    with pytest.raises(BuildError, match="mount point"):
+        convert(tmp_path / "toy", tmp_path / "volume", "float32")
+
+
+def test_what_a_worker_would_refuse_is_not_baked(tmp_path):
+    write_toy("sd1", tmp_path / "toy")
+    path = tmp_path / "toy" / "scheduler" / "scheduler_config.json"
+    path.write_text(path.read_text().replace("PNDMScheduler", "SASolverScheduler"))
+    with pytest.raises(CheckpointError, match="SASolver"):
+        convert(tmp_path / "toy", tmp_path / "baked", "float32")
+    assert not (tmp_path / "baked").exists()

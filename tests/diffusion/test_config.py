@@ -92,7 +92,7 @@ def test_all_that_is_not_handled_is_named_at_once():
         ("euler", {"use_karras_sigmas": True, "use_beta_sigmas": True}, "only one of"),
         ("dpm_multistep", {"solver_order": 10**400}, "solver_order: 1.* must be an integer"),
         ("heun", {"use_karras_sigmas": True, "sigma_min": 0}, "sigma_min: 0 must be a number in 0.0001"),
-        ("heun", {"use_karras_sigmas": True, "sigma_min": 20}, "sigma_min: 20 is above the largest sigma"),
+        ("heun", {"use_karras_sigmas": True, "sigma_min": 20}, "sigma_min: 20 is not below the largest sigma"),
         ("heun", {"use_karras_sigmas": True, "sigma_max": float("inf")}, "sigma_max: inf must be a number"),
         ("euler", {"timestep_spacing": None}, "timestep_spacing: None must be one of"),
     ],

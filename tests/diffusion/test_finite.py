@@ -71,13 +71,13 @@ def test_a_constant_network_stays_finite_in_float32(solver, checkpoint, output):
 @pytest.mark.parametrize("steps", [0, -1, 1001])
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_steps_out_of_bounds(solver, steps):
-    with pytest.raises(ValueError, match=rf"steps: {steps} is not in 1\.\.1000"):
+    with pytest.raises(ValueError, match=rf"num_inference_steps: {steps} is not in 1\.\.1000"):
         step_table(solver, ScheduleConfig.from_json(SD1), steps)
 
 
 @pytest.mark.parametrize("solver", ["lcm", "tcd"])
 def test_steps_beyond_the_teacher(solver):
-    with pytest.raises(ValueError, match=r"steps: 51 is not in 1\.\.50, the original_inference_steps"):
+    with pytest.raises(ValueError, match=r"num_inference_steps: 51 is not in 1\.\.50, the original_inference_steps"):
         step_table(solver, ScheduleConfig.from_json(SD1), 51)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.diffusers_pictures import picture
 from tests.jobs import decode_picture, encode_picture, half_mask, photograph, run
-from worker.engine.engine import load_engine
+from worker.engine.loading import load_engine
 from worker.families import FAMILIES
 from worker.families.latent_diffusion import pipeline
 from worker.nn.kernels import Kernels

@@ -32,9 +32,13 @@ def _integer(low: int, high: int) -> Check:
 
 def _number(low: float, high: float) -> Check:
     def check(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        try:
+            number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        except OverflowError:
+            number = math.nan
+        if not low <= number <= high:
             raise ValueError(f"must be a number in {low}..{high}")
-        return float(value)
+        return number
 
     return check
 

@@ -79,7 +79,7 @@ def resolve(name: str) -> Choice:
         if plain.endswith(_plain(suffix)) and base and option in SOLVERS[base.solver].defaults:
             return Choice(base.solver, {**base.options, option: True})
     titles = ", ".join(entry.title for entry in NAMES)
-    raise ValueError(f"{name!r} is not one of {titles}; with noise levels also followed by {', '.join(SUFFIXES)}")
+    raise ValueError(f"{name[:60]!r} is not one of {titles}; with noise levels also followed by {', '.join(SUFFIXES)}")
 
 
 def title_of(class_name: str, options: Mapping[str, Any]) -> str:

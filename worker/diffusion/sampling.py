@@ -27,12 +27,12 @@ def step_table(
     resolved = config.resolve(chosen, options or {})
     most = min(resolved.num_train_timesteps, MAX_STEPS)
     if not 1 <= steps <= most:
-        raise ValueError(f"steps: {steps} is not in 1..{most}")
-    if strength is None:
-        rows, noise_scale = chosen.rows(resolved, steps, 0)
-        return assemble(rows, (0.0, noise_scale))
-    if not 0 <= strength <= 1:
+        raise ValueError(f"num_inference_steps: {steps} is not in 1..{most}")
+    if strength is not None and not 0 <= strength <= 1:
         raise ValueError(f"strength: {strength} is not in 0..1")
-    kept = min(max(int(steps * strength), 1), steps)
-    rows, _ = chosen.rows(resolved, steps, steps - kept)
-    return assemble(rows, rows[0].level)
+    kept = steps if strength is None else min(max(int(steps * strength), 1), steps)
+    try:
+        rows, noise_scale = chosen.rows(resolved, steps, steps - kept)
+    except ArithmeticError as error:
+        raise ValueError(f"these options give no course: {error}") from None
+    return assemble(rows, (0.0, noise_scale) if strength is None else rows[0].level)

@@ -96,7 +96,7 @@ def timesteps_before_end(options: Options, steps: int, alphas: Floats) -> Floats
     total = options.num_train_timesteps
     last = total - _clipped_steps(options, alphas)
     if steps > last:
-        raise ValueError(f"steps: {steps} is not in 1..{last}, what lambda_min_clipped leaves")
+        raise ValueError(f"num_inference_steps: {steps} is not in 1..{last}, what lambda_min_clipped leaves")
     times: Floats
     match options.timestep_spacing:
         case "linspace":
@@ -190,8 +190,8 @@ def _reshaped(options: Options) -> bool:
 def _reshape(options: Options, highest: float, lowest: float, steps: int) -> Floats:
     high = highest if options.sigma_max is None else options.sigma_max
     low = lowest if options.sigma_min is None else options.sigma_min
-    if low > high:
-        raise ValueError(f"sigma_min: {low:g} is above the largest sigma, {high:g}")
+    if low >= high:
+        raise ValueError(f"sigma_min: {low:g} is not below the largest sigma, {high:g}")
     ramp = np.linspace(0, 1, steps)
     if options.use_karras_sigmas:
         # Karras et al., arXiv 2206.00364, equation 5 with rho = 7.

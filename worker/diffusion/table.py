@@ -100,4 +100,7 @@ def assemble(rows: Sequence[Row], init: tuple[float, float]) -> StepTable:
         target[[TIME, SCALE, D_FROM_X, D_FROM_MODEL, CLIP]] = row.time, row.scale, *row.d, row.clip
         target[X_TERMS], target[SAVED_TERMS] = row.x, row.saved
         target[[PUSH, REFERENCE_IMAGE, REFERENCE_NOISE]] = row.push, *level
+    # The bound of the clipping is infinite where there is none.
+    if not np.isfinite(np.delete(coefficients, CLIP, axis=1).astype(np.float32)).all():
+        raise ValueError("these options give no finite course")
     return StepTable(coefficients, np.array([row.draws for row in rows], dtype=bool), init)

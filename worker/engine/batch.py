@@ -71,8 +71,6 @@ def conditions(plan: Plan, model: Pipeline, text: TextCondition, latents: list[L
     def spread(rows: NDArray[np.float32]) -> Array:
         return jax.device_put(np.repeat(rows[:, None], slots, axis=1))
 
-    # A scale up to 1 means no guidance, unless the network itself takes it.
-    scale = plan.guidance_scale if model.embeds_guidance else max(plan.guidance_scale, 1.0)
     extra = None
     if model.takes_extra and plan.mask is not None:
         mask = _latent_mask(plan.mask, model)
@@ -81,7 +79,7 @@ def conditions(plan: Plan, model: Pipeline, text: TextCondition, latents: list[L
         context=spread(np.asarray(text.context)),
         pooled=None if text.pooled is None else spread(np.asarray(text.pooled)),
         size_ids=None if plan.size_ids is None else spread(plan.size_ids),
-        guidance=jax.device_put(np.full(slots, scale, np.float32)),
+        guidance=jax.device_put(np.full(slots, plan.guidance_scale, np.float32)),
         rescale=jax.device_put(np.full(slots, plan.guidance_rescale, np.float32)),
         extra=extra,
     )

@@ -11,24 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from worker.diffusion.config import ScheduleConfig
 from worker.diffusion.loop import initial_state
-from worker.diffusion.names import resolve
-from worker.diffusion.sampling import step_table
 from worker.engine.batch import Distribution, Latents, blend, conditions, start_latents
 from worker.engine.plan import Plan, Planner
 from worker.engine.programs import Bucket, Programs
-from worker.engine.selection import select_kernels
-from worker.errors import CheckpointError, GenerationError
-from worker.families import FAMILIES
+from worker.errors import GenerationError
 from worker.families.family import TextCondition
-from worker.families.latent_diffusion import pipeline
-from worker.families.presets import checkpoint_defaults, distillation
 from worker.request import Request
-from worker.settings import Settings
-from worker.text.clip import load_clip_tokenizer
-from worker.weights.load import load
-from worker.weights.manifest import Manifest, read_manifest
+from worker.weights.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
@@ -142,48 +132,3 @@ def _batches(seeds: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
             size *= 2
         yield seeds[position : position + size]
         position += size
-
-
-def _schedule(manifest: Manifest, settings: Settings) -> ScheduleConfig:
-    """The checkpoint's schedule, with the operator's word on what the network predicts."""
-    raw = dict(manifest.scheduler)
-    if settings.prediction_type != "auto":
-        stated = raw.get("prediction_type", "epsilon")
-        if stated != settings.prediction_type:
-            log.warning(
-                "the network predicts %s by setting; its configuration says %s", settings.prediction_type, stated
-            )
-        raw["prediction_type"] = settings.prediction_type
-    try:
-        schedule = ScheduleConfig.from_json(raw)
-        # Values that only a table shows to be wrong stop the start, not the first job.
-        step_table(resolve(schedule.class_name).solver, schedule, 1)
-        return schedule
-    except ValueError as error:
-        raise CheckpointError(f"{settings.model_dir}: {error}") from None
-
-
-def load_engine(settings: Settings) -> Engine:
-    """Load the baked folder that the settings name; raises StartupError when it cannot be served."""
-    manifest = read_manifest(settings.model_dir)
-    family = FAMILIES[manifest.family]
-    platform = jax.default_backend()
-    kernels = select_kernels(settings, platform)
-    model = pipeline(family, {name: part.config for name, part in manifest.parts.items()}, kernels)
-    schedule = _schedule(manifest, settings)
-    shapes = {name: part.shapes for name, part in model.parts.items()}
-    params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
-    planner = Planner(
-        pipeline=model,
-        tokenizers=tuple(load_clip_tokenizer(settings.model_dir / name) for name in family.tokenizers),
-        schedule=schedule,
-        zero_empty_negative=manifest.model_index.get("force_zeros_for_empty_prompt", family.zero_empty_negative),
-        defaults=checkpoint_defaults(
-            family.defaults, manifest.source, schedule.class_name, embeds_guidance=model.embeds_guidance
-        ),
-        distilled=distillation(manifest.source, schedule.class_name) is not None,
-        settings=settings,
-    )
-    log.info("serving %s (%s, %s) on %s", manifest.source, family.name, kernels, platform)
-    lengths = tuple(tokenizer.length for tokenizer in planner.tokenizers)
-    return Engine(manifest, planner, Programs(model, params, lengths))

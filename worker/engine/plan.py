@@ -21,7 +21,7 @@ from worker.errors import InvalidRequest
 from worker.families.family import Defaults
 from worker.families.latent_diffusion import Pipeline
 from worker.families.presets import DISTILLED_GUIDANCE_MAX
-from worker.request import SEED_MAX, Request
+from worker.request import SEED_MAX, SIDE_MAX, SIDE_MIN, Request
 from worker.settings import Settings
 from worker.text.clip import ClipTokenizer
 
@@ -151,8 +151,9 @@ class Planner:
         problems: list[str] = []
         for name, value in (("width", width), ("height", height)):
             step = self.pipeline.scale_factor
-            if value < 64 or value % step:
-                problems.append(f"{name}: {value} is not allowed; at least 64 and a multiple of {step}")
+            if not SIDE_MIN <= value <= SIDE_MAX or value % step:
+                wanted = f"{SIDE_MIN} to {SIDE_MAX} in steps of {step}"
+                problems.append(f"{name}: {value} is not allowed (the image's, if none was given): {wanted}")
         if width * height > settings.max_pixels:
             problems.append(f"width, height: {width * height} pixels, allowed are {settings.max_pixels}")
         return problems

@@ -24,6 +24,9 @@ from worker.families.latent_diffusion import Conditions, Params, Pipeline
 
 log = logging.getLogger(__name__)
 
+PROGRAMS_MAX = 64
+"""Executables that are kept; the one that was used longest ago goes first."""
+
 Key = tuple[str | int | bool, ...]
 Specs = tuple[Any, ...]
 
@@ -64,15 +67,29 @@ class Programs:
 
         `image` adds the encoder of input images.
         """
-        guided = (False,) if self.pipeline.embeds_guidance else (False, True)
-        needed = [self._text(1 + int(both)) for both in guided]
-        needed += [self._advance(bucket, guided=both) for both in guided]
-        needed += [self._decode(bucket)] + ([self._encode(bucket)] if image else [])
+        needed = self._all(bucket, image=image)
         missing = [program for program in needed if program.key not in self._executables]
+        for program in needed:
+            if program.key in self._executables:
+                # Used last goes last: the first of the dictionary is the one to forget.
+                self._executables[program.key] = self._executables.pop(program.key)
         if missing:
             # XLA compiles outside of Python's lock.
             with ThreadPoolExecutor(len(missing), thread_name_prefix="compile") as pool:
                 list(pool.map(self._compile, missing))
+        while len(self._executables) > PROGRAMS_MAX:
+            del self._executables[next(iter(self._executables))]
+
+    def trace(self, bucket: Bucket) -> None:
+        """Trace all programs of a bucket; raises what the model's code raises when configurations do not fit."""
+        for program in self._all(bucket, image=True):
+            jax.eval_shape(program.function, *program.specs())
+
+    def _all(self, bucket: Bucket, *, image: bool) -> list[_Program]:
+        guided = (False,) if self.pipeline.embeds_guidance else (False, True)
+        needed = [self._text(1 + int(both)) for both in guided]
+        needed += [self._advance(bucket, guided=both) for both in guided]
+        return needed + [self._decode(bucket)] + ([self._encode(bucket)] if image else [])
 
     def encode_text(self, ids: tuple[NDArray[np.int32], ...], keep: NDArray[np.float32]) -> TextCondition:
         """See `Pipeline.encode_text`."""

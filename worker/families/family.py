@@ -58,6 +58,7 @@ class Family:
     size_conditioning: bool
     zero_empty_negative: bool
     default_scaling_factor: float
+    default_sample_size: int
     defaults: Defaults
     tiny: Mapping[str, Mapping[str, Any]]
 

@@ -64,12 +64,12 @@ class Pipeline:
     def scaling_factor(self) -> float:
         """What latents are multiplied with; the family's, where the checkpoint does not say."""
         stated = self.configs["vae"].scaling_factor
-        return self.family.default_scaling_factor if stated is None else stated
+        return stated or self.family.default_scaling_factor
 
     @property
     def sample_size(self) -> int:
         """Side in pixels of the pictures that the model was trained for."""
-        return self.configs["unet"].sample_size * self.scale_factor
+        return (self.configs["unet"].sample_size or self.family.default_sample_size) * self.scale_factor
 
     @property
     def takes_extra(self) -> bool:

@@ -79,6 +79,7 @@ STABLE_DIFFUSION_XL = Family(
     size_conditioning=True,
     zero_empty_negative=True,
     default_scaling_factor=0.13025,
+    default_sample_size=128,
     defaults=Defaults(num_inference_steps=50, guidance_scale=5.0, strength=0.3),
     tiny={
         "sdxl": _tiny(

@@ -60,6 +60,7 @@ STABLE_DIFFUSION = Family(
     size_conditioning=False,
     zero_empty_negative=False,
     default_scaling_factor=0.18215,
+    default_sample_size=64,
     defaults=Defaults(num_inference_steps=50, guidance_scale=7.5, strength=0.8),
     tiny={
         "sd1": _tiny(

@@ -52,7 +52,16 @@ class ClipTokenizer:
 
 
 def load_clip_tokenizer(folder: Path) -> ClipTokenizer:
-    """Read `vocab.json`, `merges.txt` and the two small configurations; raises CheckpointError on what is missing."""
+    """Read `vocab.json`, `merges.txt` and the two small configurations; raises CheckpointError for no tokeniser."""
+    try:
+        return _load(folder)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the library raises bare exceptions for files that do not fit each other
+        raise CheckpointError(f"{folder}: not a CLIP tokeniser: {error}") from error
+
+
+def _load(folder: Path) -> ClipTokenizer:
     try:
         vocabulary: dict[str, int] = json.loads((folder / "vocab.json").read_text("utf-8"))
         merges = (folder / "merges.txt").read_text("utf-8")

@@ -83,16 +83,23 @@ def _open(
 
 
 def folder_problems(model_dir: Path, manifest: Manifest) -> list[str]:
-    """One line per file of the manifest that is missing or has another size."""
+    """One line per file of the manifest that is missing or has another size, or for tokenisers another content."""
     sizes = {entry.file: entry.size_bytes for entry in manifest.parts.values()}
     for folder, files in manifest.tokenizers.items():
         sizes |= {f"{folder}/{name}": file.size_bytes for name, file in files.items()}
     found = {name: path.stat().st_size for name in sizes if (path := model_dir / name).is_file()}
-    return [
+    problems = [
         f"{name} has {found[name]} bytes, the manifest says {size}" if name in found else f"{name} is missing"
         for name, size in sizes.items()
         if found.get(name) != size
     ]
+    changed = [
+        f"{folder}/{name} differs from its sha256 in the manifest"
+        for folder, files in manifest.tokenizers.items()
+        for name, file in files.items()
+        if found.get(f"{folder}/{name}") == file.size_bytes and _sha256(model_dir / folder / name) != file.sha256
+    ]
+    return problems + changed
 
 
 def _check_tensors(part: str, entry: BakedPart, file: TensorFile, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> None:

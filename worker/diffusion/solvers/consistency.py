@@ -20,7 +20,7 @@ def _times(options: Options, steps: int) -> Floats:
     if original > total:
         raise ValueError(f"original_inference_steps: {original} is not in 1..{total}")
     if steps > original:
-        raise ValueError(f"steps: {steps} is not in 1..{original}, the original_inference_steps")
+        raise ValueError(f"num_inference_steps: {steps} is not in 1..{original}, the original_inference_steps")
     teacher = np.arange(original, 0, -1, dtype=np.float64) * (total // original) - 1
     return teacher[np.floor(np.linspace(0, original, steps, endpoint=False)).astype(int)]
 

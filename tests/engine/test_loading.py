@@ -1,0 +1,82 @@
+"""A folder that could not be served stops the start with one clear error."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from worker.engine.loading import load_engine
+from worker.errors import CheckpointError
+from worker.settings import Settings
+from worker.weights.manifest import read_manifest
+
+
+@pytest.fixture
+def folder(toy, tmp_path) -> Path:
+    return Path(shutil.copytree(toy("sd1").model_dir, tmp_path / "baked"))
+
+
+def edit(folder: Path, change) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text("utf-8"))
+    change(manifest)
+    path.write_text(json.dumps(manifest), "utf-8")
+
+
+@pytest.mark.xdist_group("sd1")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda manifest: manifest.update(family="stable-cascade"), "stable-cascade is not one of"),
+        (lambda manifest: manifest.update(family="stable-diffusion-xl"), "text_encoder_2"),
+        (lambda manifest: manifest["parts"].pop("unet"), "unet: not the parts"),
+        (lambda manifest: manifest["scheduler"].update(_class_name="SASolverScheduler"), "SASolver"),
+        (lambda manifest: manifest["scheduler"].update(thresholding=True), "thresholding"),
+        (lambda manifest: manifest["scheduler"].update(beta_schedule="cubic"), "beta_schedule"),
+        (lambda manifest: manifest["scheduler"].update(beta_start=0, beta_end=0), "scheduler"),
+    ],
+)
+def test_a_manifest_that_does_not_fit(folder, change, words):
+    edit(folder, change)
+    with pytest.raises(CheckpointError, match=words):
+        load_engine(Settings(model_dir=folder))
+
+
+@pytest.mark.xdist_group("sd1")
+def test_a_tokenizer_that_was_changed(folder):
+    path = folder / "tokenizer" / "vocab.json"
+    text = path.read_text("utf-8")
+    (one, two), content = ('"cat</w>"', '"dog</w>"'), text
+    assert one in text
+    assert two in text
+    for old, new in ((one, '"___"'), (two, one), ('"___"', two)):
+        content = content.replace(old, new)
+    path.write_text(content, "utf-8")
+    with pytest.raises(CheckpointError, match="sha256"):
+        load_engine(Settings(model_dir=folder))
+
+
+@pytest.mark.xdist_group("sd1")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", "{"),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", '{"model_max_length": 1}'),
+        ("tokenizer_config.json", '{"model_max_length": null}'),
+        ("vocab.json", '{"a": "b"}'),
+        ("merges.txt", "no such\n"),
+    ],
+)
+def test_a_tokenizer_that_is_none(folder, name, content):
+    (folder / "tokenizer" / name).write_text(content, "utf-8")
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        load_engine(Settings(model_dir=folder))
+
+
+@pytest.mark.xdist_group("sd1")
+def test_a_null_sample_size_is_the_family_s(folder):
+    edit(folder, lambda manifest: manifest["parts"]["unet"]["config"].update(sample_size=None))
+    assert read_manifest(folder).parts["unet"].config["sample_size"] is None
+    assert load_engine(Settings(model_dir=folder)).planner.pipeline.sample_size == 512

@@ -1,0 +1,110 @@
+"""From a baked folder to a model that can be served; what cannot be served is found before a job is."""
+
+import logging
+from pathlib import Path
+
+import jax
+
+from worker.diffusion.config import ScheduleConfig
+from worker.diffusion.names import resolve
+from worker.diffusion.sampling import step_table
+from worker.engine.engine import Engine
+from worker.engine.plan import Planner
+from worker.engine.programs import Bucket, Programs
+from worker.engine.selection import select_kernels
+from worker.errors import CheckpointError
+from worker.families import FAMILIES
+from worker.families.latent_diffusion import Params, Pipeline, pipeline
+from worker.families.presets import checkpoint_defaults, distillation
+from worker.nn.kernels import Kernels
+from worker.settings import Settings
+from worker.text.clip import ClipTokenizer, load_clip_tokenizer
+from worker.weights.load import load
+from worker.weights.manifest import Manifest, read_manifest
+
+log = logging.getLogger(__name__)
+
+
+def load_engine(settings: Settings) -> Engine:
+    """Load the baked folder that the settings name; raises StartupError when it cannot be served."""
+    manifest = read_manifest(settings.model_dir)
+    platform = jax.default_backend()
+    kernels = select_kernels(settings, platform)
+    planner = load_planner(settings.model_dir, manifest, settings, kernels)
+    shapes = {name: part.shapes for name, part in planner.pipeline.parts.items()}
+    params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
+    log.info("serving %s (%s, %s) on %s", manifest.source, manifest.family, kernels, platform)
+    return Engine(manifest, planner, programs(planner, params))
+
+
+def load_planner(model_dir: Path, manifest: Manifest, settings: Settings, kernels: Kernels) -> Planner:
+    """Everything but the weights; raises CheckpointError for what no job could be run with."""
+    family = FAMILIES.get(manifest.family)
+    if family is None:
+        raise CheckpointError(f"{model_dir}: family {manifest.family} is not one of {', '.join(FAMILIES)}")
+    if missing := {part.name for part in family.parts} ^ manifest.parts.keys():
+        raise CheckpointError(f"{model_dir}: {', '.join(sorted(missing))}: not the parts of {family.name}")
+    schedule = _schedule(model_dir, manifest, settings)
+    model = pipeline(family, {name: part.config for name, part in manifest.parts.items()}, kernels)
+    return Planner(
+        pipeline=model,
+        tokenizers=tuple(_tokenizers(model_dir, model)),
+        schedule=schedule,
+        zero_empty_negative=manifest.model_index.get("force_zeros_for_empty_prompt", family.zero_empty_negative)
+        is True,
+        defaults=checkpoint_defaults(
+            family.defaults, manifest.source, schedule.class_name, embeds_guidance=model.embeds_guidance
+        ),
+        distilled=distillation(manifest.source, schedule.class_name) is not None,
+        settings=settings,
+    )
+
+
+def programs(planner: Planner, params: Params) -> Programs:
+    """The programs of a planner's model; nothing is compiled yet."""
+    return Programs(planner.pipeline, params, tuple(tokenizer.length for tokenizer in planner.tokenizers))
+
+
+def check_model(model_dir: Path, manifest: Manifest) -> None:
+    """Raise CheckpointError if a worker could not serve the folder: the builder's last question.
+
+    Every program is traced for a small picture, without weights.
+    """
+    planner = load_planner(model_dir, manifest, Settings(), Kernels())
+    shapes = {name: dict(part.shapes) for name, part in planner.pipeline.parts.items()}
+    try:
+        programs(planner, shapes).trace(Bucket(1, 8, 8))  # pyright: ignore[reportArgumentType]
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{model_dir}: its configurations do not fit together: {error}") from error
+
+
+def _schedule(model_dir: Path, manifest: Manifest, settings: Settings) -> ScheduleConfig:
+    """The checkpoint's schedule, with the operator's word on what the network predicts."""
+    raw = dict(manifest.scheduler)
+    if settings.prediction_type != "auto":
+        stated = raw.get("prediction_type", "epsilon")
+        if stated != settings.prediction_type:
+            log.warning(
+                "the network predicts %s by setting; its configuration says %s", settings.prediction_type, stated
+            )
+        raw["prediction_type"] = settings.prediction_type
+    try:
+        schedule = ScheduleConfig.from_json(raw)
+        # Values that only a table shows to be wrong stop the start, not the first job.
+        step_table(resolve(schedule.class_name).solver, schedule, 1)
+        return schedule
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{model_dir}: scheduler: {error}") from None
+
+
+def _tokenizers(model_dir: Path, model: Pipeline) -> list[ClipTokenizer]:
+    loaded: list[ClipTokenizer] = []
+    for name, encoder in zip(model.family.tokenizers, model.family.text_encoders, strict=True):
+        tokenizer = load_clip_tokenizer(model_dir / name)
+        config = model.configs[encoder]
+        if tokenizer.model.get_vocab_size() > config.vocab_size:
+            raise CheckpointError(f"{model_dir / name}: more tokens than the {config.vocab_size} that {encoder} knows")
+        if not 3 <= tokenizer.length <= config.max_position_embeddings:
+            raise CheckpointError(f"{model_dir / name}: model_max_length is not in 3..{config.max_position_embeddings}")
+        loaded.append(tokenizer)
+    return loaded
