@@ -10,9 +10,11 @@ SOURCES = sorted([*ROOT.glob("worker/**/*.py"), *ROOT.glob("builder/**/*.py"), R
 
 # Who may import whom, by the first folder or file below `worker`; a package may always import itself.
 ALLOWED = {
-    "handler": {"service", "settings", "errors"},
+    "handler": {"runner", "service", "settings", "errors"},
     "builder": None,
-    "service": {"request", "inputs", "outputs", "storage", "engine", "settings", "errors"},
+    "runner": {"control", "settings", "errors"},
+    "control": {"errors"},
+    "service": {"control", "request", "inputs", "outputs", "storage", "engine", "settings", "errors"},
     "request": {"errors", "diffusion"},
     "settings": {"errors"},
     "inputs": {"errors"},

@@ -5,12 +5,15 @@ import json
 import logging
 import secrets
 import time
-from dataclasses import dataclass
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
+from worker.control import JobControl
+from worker.engine.device import check_device
 from worker.engine.engine import Engine, Picture, Result, load_engine
 from worker.engine.plan import Plan
-from worker.errors import GenerationError, InvalidRequest
+from worker.errors import GenerationError, InvalidRequest, JobStopped, OutOfMemory
 from worker.inputs import read_image
 from worker.outputs import CONTENT_TYPE, encode_png
 from worker.request import Request, parse_request
@@ -20,6 +23,11 @@ from worker.storage import Store, folder_store, inline_store
 log = logging.getLogger(__name__)
 
 
+def _device_thread() -> Executor:
+    """One thread: jobs have the device one after the other, in the order in which they are ready for it."""
+    return ThreadPoolExecutor(1, thread_name_prefix="device")
+
+
 @dataclass(frozen=True)
 class Service:
     """Everything around the engine: checking, reading images, storing pictures, answering."""
@@ -27,16 +35,33 @@ class Service:
     engine: Engine
     store: Store
     max_answer_bytes: int
+    device: Executor = field(default_factory=_device_thread)
 
-    def run(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Answer one job: a result, or `{"error": text}`; never an exception, never a traceback."""
+    def run(self, job: dict[str, Any], control: JobControl | None = None) -> dict[str, Any]:
+        """Answer one job: a result, or `{"error": text}`; never an exception, never a traceback.
+
+        May be called from several threads at once. `control` may end the job early.
+        """
+        answer = self._try(job, control or JobControl())
+        if "error" in answer:
+            # Half a surrogate pair, quoted from the job, would keep the SDK from sending the answer.
+            answer["error"] = answer["error"].encode("utf-8", "backslashreplace").decode()
+        return answer
+
+    def _try(self, job: dict[str, Any], control: JobControl) -> dict[str, Any]:
         job_id = str(job.get("id", "job"))
         try:
-            return self._run(job_id, job.get("input"))
+            return self._run(job_id, job.get("input"), control)
         except InvalidRequest as error:
             # Values stay out of the log: they may be a prompt or a picture.
             fields = ", ".join(problem.partition(":")[0] for problem in error.problems)
             log.info("job %s: refused for its %s", job_id, fields)
+            return {"error": str(error)}
+        except OutOfMemory as error:
+            log.error("job %s: %s", job_id, error)
+            return {"error": str(error), "refresh_worker": True}
+        except JobStopped as error:
+            log.info("job %s: %s", job_id, error)
             return {"error": str(error)}
         except GenerationError as error:
             log.error("job %s: %s", job_id, error)
@@ -46,16 +71,17 @@ class Service:
             log.exception("job %s: internal error %s", job_id, error_id)
             return {"error": f"internal error {error_id}; the worker's log has its cause"}
 
-    def _run(self, job_id: str, raw: object) -> dict[str, Any]:
+    def _run(self, job_id: str, raw: object, control: JobControl) -> dict[str, Any]:
         began = time.perf_counter()
         request = parse_request(raw)
         image = read_image(*request.source_image) if request.source_image else None
         mask = read_image("mask", request.mask) if request.mask else None
         plan = self.engine.plan(request, image, mask)
         planned = time.perf_counter()
-        result = self.engine.run(plan)
+        result = control.run_on(self.device, lambda: self.engine.run(plan, control.checkpoint))
         generated = time.perf_counter()
         files = [encode_png(picture.pixels) for picture in result.pictures]
+        control.check()
         places = [self.store(job_id, index, data) for index, data in enumerate(files)]
         timings = {
             "prepare_s": planned - began,
@@ -116,9 +142,10 @@ def _describe(picture: Picture, data: bytes) -> dict[str, Any]:
 
 
 def load_service(settings: Settings, *, local: bool) -> Service:
-    """Load the model and connect what is around it; a local run stores its pictures in a folder.
+    """Check the device, load the model, connect what is around it; a local run stores its pictures in a folder.
 
     Raises StartupError when the worker cannot serve.
     """
+    check_device(allow_cpu=local or settings.allow_cpu)
     store = folder_store(settings.output_dir) if local else inline_store
     return Service(load_engine(settings), store, settings.max_inline_bytes)
