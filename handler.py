@@ -27,31 +27,35 @@ def main() -> None:
         if not local and not settings.allow_cpu:
             # Without this, JAX would go on with the CPU when CUDA fails.
             os.environ.setdefault("JAX_PLATFORMS", "cuda")
-        import runpod
+        from worker.engine.device import check_device
 
+        check_device(allow_cpu=local or settings.allow_cpu)
+        # Slow imports come after the check, so that a worker without a GPU ends at once.
         from worker.runner import JobRunner
+        from worker.sdk import keep_answers, serverless
         from worker.service import load_service
 
         service = load_service(settings, local=local)
     except StartupError as error:
         _give_up(error, local=local)
-    runner = JobRunner(service.run, settings, None if local else runpod.serverless.progress_update)
-    runpod.serverless.start({"handler": runner.handle, "concurrency_modifier": runner.concurrency})
+    keep_answers()
+    runner = JobRunner(service.run, settings, None if local else serverless.progress_update)
+    serverless.start({"handler": runner.handle, "concurrency_modifier": runner.concurrency})
 
 
 def _give_up(error: StartupError, *, local: bool) -> NoReturn:
     """Exit with code 1; on Runpod through the SDK, which tells the platform the reason and takes no job."""
     if not local:
-        import runpod
+        from worker.sdk import serverless
 
-        @runpod.serverless.register_fitness_check
+        @serverless.register_fitness_check
         def start_up() -> None:  # pyright: ignore[reportUnusedFunction]
             raise error
 
         def refuse(_job: dict[str, Any]) -> dict[str, str]:
             return {"error": str(error)}
 
-        runpod.serverless.start({"handler": refuse})
+        serverless.start({"handler": refuse})
     sys.exit(f"worker: {error}")
 
 

@@ -10,10 +10,11 @@ SOURCES = sorted([*ROOT.glob("worker/**/*.py"), *ROOT.glob("builder/**/*.py"), R
 
 # Who may import whom, by the first folder or file below `worker`; a package may always import itself.
 ALLOWED = {
-    "handler": {"runner", "service", "settings", "errors"},
+    "handler": {"engine", "runner", "sdk", "service", "settings", "errors"},
     "builder": None,
     "runner": {"control", "settings", "errors"},
     "control": {"errors"},
+    "sdk": set(),
     "service": {"control", "request", "inputs", "outputs", "storage", "engine", "settings", "errors"},
     "request": {"errors", "diffusion"},
     "settings": {"errors"},

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.control import JobControl
-from worker.engine.device import check_device
 from worker.engine.engine import Engine, Picture, Result, load_engine
 from worker.engine.plan import Plan
 from worker.errors import GenerationError, InvalidRequest, JobStopped, OutOfMemory
@@ -142,10 +141,9 @@ def _describe(picture: Picture, data: bytes) -> dict[str, Any]:
 
 
 def load_service(settings: Settings, *, local: bool) -> Service:
-    """Check the device, load the model, connect what is around it; a local run stores its pictures in a folder.
+    """Load the model and connect what is around it; a local run stores its pictures in a folder.
 
     Raises StartupError when the worker cannot serve.
     """
-    check_device(allow_cpu=local or settings.allow_cpu)
     store = folder_store(settings.output_dir) if local else inline_store
     return Service(load_engine(settings), store, settings.max_inline_bytes)

@@ -4,7 +4,7 @@ import platform
 import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,14 @@ _TOLERANCE = 0.01
 
 
 def check_device(*, allow_cpu: bool) -> str:
-    """Compute on JAX's default device and compare with NumPy; returns the platform, "gpu" or "cpu".
+    """Compute on JAX's default device and compare with NumPy; returns the platform, such as "gpu" or "cpu".
 
     Raises StartupError, one line with what is known of driver, CUDA and device, when there is no device, when it is a
     CPU and may not be, or when it fails or computes wrongly.
     """
     try:
         # JAX has no type for it that a checker can see.
-        device: Any = jax.devices()[0]
+        device = cast(Any, jax.devices()[0])
     except Exception as error:  # RuntimeError by a platform that fails, AssertionError without one
         raise StartupError(
             f"JAX has no device on {jax.config.jax_platforms or 'any platform'} ({_first_line(error)}); "
@@ -44,7 +44,7 @@ def check_device(*, allow_cpu: bool) -> str:
             f"{device.device_kind} computes wrongly: a matrix product differs by {product} of its largest value, "
             f"a convolution by {convolution}; {device_facts()}"
         )
-    return device.platform
+    return str(device.platform)
 
 
 def device_facts() -> str:
