@@ -1,17 +1,28 @@
 """`handler.py` as it is, over a toy checkpoint whose programs only pretend to compute: `python -m` this module.
 
-A row of a step table takes ROW_S; some heights are out of order.
+A row of a step table takes ROW_S; pictures of some heights have faults.
 """
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import handler
 
 ROW_S = 0.01
-SMALL_MEMORY, NO_MEMORY, BROKEN, NOT_FINITE = 72, 80, 88, 96
-"""Heights of pictures: memory for one at a time, for none; a program that fails; one whose values are not finite."""
+COMPILE_S = 3.0
+SMALL_MEMORY, NO_MEMORY, BROKEN, NOT_FINITE, COMPILED = 72, 80, 88, 96, 104
+"""Heights of pictures: memory for one at a time, for none; a program that fails; one whose values are not finite; one
+whose programs take COMPILE_S to compile."""
+
+
+def _operations(count: int, x: Any) -> Any:
+    import jax.numpy as jnp
+
+    for _ in range(count):
+        x = jnp.sin(jnp.outer(jnp.ones(7) * x, jnp.ones(9)) @ jnp.ones((9, 5))).sum()
+    return x
 
 
 class StubPrograms:
@@ -23,6 +34,11 @@ class StubPrograms:
         height = bucket.height * 8
         if height == NO_MEMORY or (height == SMALL_MEMORY and bucket.slots > 1):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes.")
+        if height == COMPILED:
+            end, operations = time.monotonic() + COMPILE_S, 100
+            while time.monotonic() < end:
+                jax.jit(partial(_operations, operations))(1.0)
+                operations += 1
         if height == BROKEN:
             raise RuntimeError("secret: pod-abc-host rpa_SECRET")
 
@@ -47,15 +63,15 @@ class StubPrograms:
 
 def main() -> None:
     """Imports stay within, as in `handler.py`: the heartbeat process imports this file too."""
-    from worker import service
+    from worker import runner
 
-    load = service.load_service
+    real = runner.JobRunner
 
-    def load_stub(settings: Any, *, local: bool) -> Any:
-        made = load(settings, local=local)
-        return replace(made, engine=replace(made.engine, programs=StubPrograms()))
+    def over_stub(run: Any, settings: Any, send: Any) -> Any:
+        service = run.__self__
+        return real(replace(service, engine=replace(service.engine, programs=StubPrograms())).run, settings, send)
 
-    service.load_service = load_stub
+    runner.JobRunner = over_stub
     handler.main()
 
 

@@ -3,12 +3,13 @@
 import json
 import time
 from collections import deque
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from tests.platform.job_api import until
-from tests.platform.stub_worker import BROKEN, NO_MEMORY, NOT_FINITE, ROW_S, SMALL_MEMORY
+from tests.platform.stub_worker import BROKEN, COMPILED, NO_MEMORY, NOT_FINITE, ROW_S, SMALL_MEMORY
 
 pytestmark = pytest.mark.xdist_group("platform")
 
@@ -150,8 +151,16 @@ def test_a_result_that_is_not_taken_is_posted_again(api, worker, fault):  # noqa
     assert len(api.answers(name)) == 1
 
 
-def test_pings_name_the_jobs_in_hand_and_nothing_was_forked(api, worker):
-    api.submit(job("pinged", num_inference_steps=250))
-    until(lambda: any("pinged" in query.get("job_id", "") for _, query in api.pings), 20)
-    api.wait("pinged")
+def test_heartbeats_name_the_job_while_a_program_compiles_and_nothing_is_forked(api, worker):
+    api.submit(job("compiled", height=COMPILED))
+    (answer,) = api.wait("compiled")
+    compile_s = answer["output"]["timings"]["compile_s"]
+    pings = [seconds for seconds, query in api.pings if "compiled" in query.get("job_id", "")]
+    assert len(pings) >= 2 <= compile_s
+    assert all(later - earlier < 2.5 for earlier, later in pairwise(pings))
     assert "fork" not in worker.said
+
+
+def test_the_log_has_no_answers_and_no_secrets(worker):
+    for text in ("base64", "rpa_SECRET ", "Handler output", "a fox"):
+        assert text not in worker.said

@@ -38,7 +38,7 @@ def check_device(*, allow_cpu: bool) -> str:
         differences = _matrix_product(), _convolution()
     except Exception as error:  # whatever the device's libraries raise
         raise StartupError(f"{device.device_kind} cannot compute ({_first_line(error)}); {device_facts()}") from None
-    if not max(differences) <= _TOLERANCE:
+    if not all(difference <= _TOLERANCE for difference in differences):
         product, convolution = (f"{difference:.3g}" for difference in differences)
         raise StartupError(
             f"{device.device_kind} computes wrongly: a matrix product differs by {product} of its largest value, "
