@@ -152,6 +152,7 @@ def test_a_result_that_is_not_taken_is_posted_again(api, worker, fault):  # noqa
 
 
 def test_heartbeats_name_the_job_while_a_program_compiles_and_nothing_is_forked(api, worker):
+    until(lambda: bool(api.pings), 20)
     api.submit(job("compiled", height=COMPILED))
     (answer,) = api.wait("compiled")
     compile_s = answer["output"]["timings"]["compile_s"]
