@@ -114,9 +114,12 @@ def test_progress_is_sparse_and_none_is_under_way_after_the_answer(every_s, repo
     assert sent == sorted(sent)
 
 
-def test_the_end_is_not_progress():
+def test_start_and_end_are_not_progress():
     sent = []
     progress = Progress({"id": "x"}, lambda _job, payload: sent.append(payload), 0.001)
     time.sleep(0.01)
+    progress(0.0)
     progress(1.0)
     assert not sent
+    progress(0.5)
+    assert sent == [{"progress": 0.5}]

@@ -63,8 +63,8 @@ class Progress:
 
     def __call__(self, done: float) -> None:
         now = time.monotonic()
-        # The end is the answer's to tell.
-        if done < 1 and now - self._last >= self._every_s:
+        # The start is no progress, and the end is the answer's to tell.
+        if 0 < done < 1 and now - self._last >= self._every_s:
             self._last = now
             before = set(threading.enumerate())
             self._send(self._job, {"progress": round(done, 3)})
