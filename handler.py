@@ -4,28 +4,59 @@
 """
 
 import logging
+import multiprocessing
 import os
 import sys
+from typing import Any, NoReturn
 
 from worker.errors import StartupError
 from worker.settings import load_settings
 
 
 def main() -> None:
-    """Start the worker; a start that cannot succeed ends with one line and exit code 1."""
+    """Start the worker; a start that cannot succeed ends with exit code 1 and its reason."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("worker").setLevel(logging.INFO)
+    # The SDK's heartbeat is a process: JAX's threads do not survive a fork.
+    multiprocessing.set_start_method("spawn")
     # On DEBUG, its default, the SDK logs every answer, pictures included.
     os.environ.setdefault("RUNPOD_DEBUG_LEVEL", "INFO")
-    import runpod
-
-    from worker.service import load_service
-
+    local = "RUNPOD_WEBHOOK_GET_JOB" not in os.environ
     try:
-        service = load_service(load_settings(os.environ), local="RUNPOD_WEBHOOK_GET_JOB" not in os.environ)
+        settings = load_settings(os.environ)
+        if not local and not settings.allow_cpu:
+            # Without this, JAX would go on with the CPU when CUDA fails.
+            os.environ.setdefault("JAX_PLATFORMS", "cuda")
+        from worker.engine.device import check_device
+
+        check_device(allow_cpu=local or settings.allow_cpu)
+        # Slow imports come after the check, so that a worker without a GPU ends at once.
+        from worker.runner import JobRunner
+        from worker.sdk import keep_answers, serverless
+        from worker.service import load_service
+
+        service = load_service(settings, local=local)
     except StartupError as error:
-        sys.exit(f"worker: {error}")
-    runpod.serverless.start({"handler": service.run})
+        _give_up(error, local=local)
+    keep_answers()
+    runner = JobRunner(service.run, settings, None if local else serverless.progress_update)
+    serverless.start({"handler": runner.handle, "concurrency_modifier": runner.concurrency})
+
+
+def _give_up(error: StartupError, *, local: bool) -> NoReturn:
+    """Exit with code 1; on Runpod through the SDK, which tells the platform the reason and takes no job."""
+    if not local:
+        from worker.sdk import serverless
+
+        @serverless.register_fitness_check
+        def start_up() -> None:  # pyright: ignore[reportUnusedFunction]
+            raise error
+
+        def refuse(_job: dict[str, Any]) -> dict[str, str]:
+            return {"error": str(error)}
+
+        serverless.start({"handler": refuse})
+    sys.exit(f"worker: {error}")
 
 
 # The SDK's heartbeat process imports this file again.

@@ -10,9 +10,12 @@ SOURCES = sorted([*ROOT.glob("worker/**/*.py"), *ROOT.glob("builder/**/*.py"), R
 
 # Who may import whom, by the first folder or file below `worker`; a package may always import itself.
 ALLOWED = {
-    "handler": {"service", "settings", "errors"},
+    "handler": {"engine", "runner", "sdk", "service", "settings", "errors"},
     "builder": None,
-    "service": {"request", "diffusion", "inputs", "outputs", "storage", "engine", "settings", "errors"},
+    "runner": {"control", "settings", "errors"},
+    "control": {"errors"},
+    "sdk": set(),
+    "service": {"control", "request", "diffusion", "inputs", "outputs", "storage", "engine", "settings", "errors"},
     "request": {"errors", "diffusion", "outputs"},
     "settings": {"errors"},
     "inputs": {"errors"},

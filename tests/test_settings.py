@@ -20,6 +20,7 @@ def test_every_kind_of_value_is_read():
             "ATTENTION": "xla",
             "PREDICTION_TYPE": "v_prediction",
             "MAX_SLOTS": "8",
+            "JOB_TIMEOUT_S": "90.5",
             "SIZES": "1024x1024, 832x1216",
         }
     )
@@ -29,6 +30,7 @@ def test_every_kind_of_value_is_read():
         attention="xla",
         prediction_type="v_prediction",
         max_slots=8,
+        job_timeout_s=90.5,
         sizes=((1024, 1024), (832, 1216)),
     )
 
@@ -41,6 +43,9 @@ def test_every_kind_of_value_is_read():
         ("MAX_SLOTS", "0"),
         ("MAX_SLOTS", "-1"),
         ("MAX_SLOTS", "two"),
+        ("JOB_TIMEOUT_S", "-1"),
+        ("JOB_TIMEOUT_S", "nan"),
+        ("JOB_TIMEOUT_S", "soon"),
         ("SIZES", "1024"),
         ("SIZES", "1024x1000x3"),
         ("SIZES", "1020x1024"),

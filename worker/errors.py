@@ -3,6 +3,8 @@
 WorkerError
 ├── InvalidRequest       the client's fault: one line per bad field, with its value and its bounds
 ├── GenerationError      a valid request of which no answer can be made; the text goes to the client
+│   └── OutOfMemory      the device's memory does not suffice; the worker is not trusted with another job
+├── JobStopped           nobody waits for the answer any more
 └── StartupError         the process ends before it takes a job
     ├── SettingsError    an environment variable: its name, its value and an example
     ├── CheckpointError  weights or configurations: all differences in one message
@@ -24,6 +26,14 @@ class InvalidRequest(WorkerError):
 
 class GenerationError(WorkerError):
     """No picture, or no answer, could be made of a valid request."""
+
+
+class OutOfMemory(GenerationError):
+    """The device's memory did not suffice, in smaller passes either."""
+
+
+class JobStopped(WorkerError):
+    """The job was cancelled from outside; there is no one to answer."""
 
 
 class StartupError(WorkerError):

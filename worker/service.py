@@ -5,15 +5,16 @@ import json
 import logging
 import secrets
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, cast
 
+from worker.control import JobControl
 from worker.diffusion.names import title_of
 from worker.engine.engine import Engine, Picture, Result
 from worker.engine.loading import load_engine
 from worker.engine.plan import Plan
-from worker.errors import GenerationError, InvalidRequest
+from worker.errors import GenerationError, InvalidRequest, JobStopped, OutOfMemory
 from worker.inputs import read_image
 from worker.outputs import PictureFile, encode_picture, parameters_text
 from worker.request import Request, parse_request
@@ -31,6 +32,11 @@ from worker.storage import (
 log = logging.getLogger(__name__)
 
 
+def _device_thread() -> Executor:
+    """One thread: jobs have the device one after the other, in the order in which they are ready for it."""
+    return ThreadPoolExecutor(1, thread_name_prefix="device")
+
+
 @dataclass(frozen=True)
 class Service:
     """Everything around the engine: checking, reading images, storing pictures, answering."""
@@ -38,17 +44,34 @@ class Service:
     engine: Engine
     store: Store
     max_answer_bytes: int
+    device: Executor = field(default_factory=_device_thread)
 
-    def run(self, job: object) -> dict[str, Any]:
-        """Answer one job: a result, or `{"error": text}`; never an exception, never a traceback."""
+    def run(self, job: object, control: JobControl | None = None) -> dict[str, Any]:
+        """Answer one job: a result, or `{"error": text}`; never an exception, never a traceback.
+
+        May be called from several threads at once. `control` may end the job early.
+        """
+        answer = self._try(job, control or JobControl())
+        if "error" in answer:
+            # Half a surrogate pair, quoted from the job, would keep the SDK from sending the answer.
+            answer["error"] = answer["error"].encode("utf-8", "backslashreplace").decode()
+        return answer
+
+    def _try(self, job: object, control: JobControl) -> dict[str, Any]:
         fields = cast(dict[str, Any], job if isinstance(job, dict) else {})
         job_id = str(fields.get("id", "job"))
         try:
-            return self._run(job_id, fields.get("input"), fields.get("s3Config"))
+            return self._run(job_id, fields.get("input"), fields.get("s3Config"), control)
         except InvalidRequest as error:
             # Values stay out of the log: they may be a prompt or a picture.
             fields = ", ".join(problem.partition(":")[0] for problem in error.problems)
             log.info("job %s: refused for its %s", job_id, fields)
+            return {"error": str(error)}
+        except OutOfMemory as error:
+            log.error("job %s: %s", job_id, error)
+            return {"error": str(error), "refresh_worker": True}
+        except JobStopped as error:
+            log.info("job %s: %s", job_id, error)
             return {"error": str(error)}
         except GenerationError as error:
             log.error("job %s: %s", job_id, error)
@@ -58,7 +81,7 @@ class Service:
             log.exception("job %s: internal error %s", job_id, error_id)
             return {"error": f"internal error {error_id}; the worker's log has its cause"}
 
-    def _run(self, job_id: str, raw: object, own_bucket: object) -> dict[str, Any]:
+    def _run(self, job_id: str, raw: object, own_bucket: object, control: JobControl) -> dict[str, Any]:
         began = time.perf_counter()
         request = parse_request(raw)
         store = self.store if own_bucket is None else job_store(own_bucket)
@@ -66,8 +89,9 @@ class Service:
         mask = read_image("mask", request.mask) if request.mask else None
         plan = self.engine.plan(request, image, mask)
         planned = time.perf_counter()
-        result = self.engine.run(plan)
+        result = control.run_on(self.device, lambda: self.engine.run(plan, control.checkpoint))
         generated = time.perf_counter()
+        control.check()
 
         def keep(index: int, picture: Picture) -> tuple[PictureFile, Place]:
             file = self._file(request, plan, picture)

@@ -3,6 +3,7 @@
 Every setting is declared once, with its default and its description, from which the README's table is made.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -33,6 +34,12 @@ class Settings:
         "WIDTHxHEIGHT,... that are served; others are refused. Empty: any size, compiled when first asked for.",
     )
     max_pixels: int = _setting(2048 * 2048, "Most pixels of one picture, width times height.")
+    max_concurrency: int = _setting(
+        4, "Jobs in hand at once: one on the device, the others being read, waiting, encoded or uploaded."
+    )
+    job_timeout_s: float = _setting(0.0, "Seconds after which a job is given up with an error; 0: never.")
+    progress_every_s: float = _setting(5.0, "Seconds between two progress reports of a job on Runpod; 0: none.")
+    allow_cpu: bool = _setting(False, "Serve on Runpod without a GPU; local runs always may.")
     max_inline_bytes: int = _setting(9_000_000, "Most bytes of an answer that carries its pictures in itself.")
     bucket_endpoint_url: str = _setting(
         "",
@@ -73,6 +80,8 @@ def _parse(variable: str, text: str, kind: Any) -> Any:
         if not text.isdecimal() or int(text) < 1:
             raise SettingsError(f"{variable}: {text!r} is not a whole number above 0")
         return int(text)
+    if kind is float:
+        return _seconds(variable, text)
     if choices := get_args(kind) if "Literal" in str(kind) else ():
         return _one_of(variable, text, {choice: choice for choice in choices})
     return tuple(_size(variable, size.strip()) for size in text.split(","))
@@ -82,6 +91,16 @@ def _one_of(variable: str, text: str, choices: Mapping[str, Any]) -> Any:
     if text not in choices:
         raise SettingsError(f"{variable}: {text!r} is not one of {', '.join(choices)}")
     return choices[text]
+
+
+def _seconds(variable: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise SettingsError(f"{variable}: {text!r} is not a number of seconds such as 90 or 0")
+    return value
 
 
 def _size(variable: str, text: str) -> tuple[int, int]:

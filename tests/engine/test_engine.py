@@ -12,7 +12,7 @@ import pytest
 
 from tests.diffusers_pictures import picture
 from tests.jobs import decode_picture, encode_picture, half_mask, photograph, run
-from worker.engine.loading import load_engine
+from worker.engine.loading import load_engine, programs
 from worker.families import FAMILIES
 from worker.families.latent_diffusion import pipeline
 from worker.nn.kernels import Kernels
@@ -217,3 +217,20 @@ def test_the_operator_can_say_what_the_network_predicts(toy, caplog):
     assert "v_prediction" in caplog.text
     assert engine.planner.schedule.values["prediction_type"] == "epsilon"
     assert made.service.engine.planner.schedule.values["prediction_type"] == "v_prediction"
+
+
+@pytest.mark.xdist_group("sd1")
+def test_a_loop_on_the_device_and_one_on_the_host_make_the_same_picture(toy):
+    """CPUs take the one, GPUs the other."""
+    service = toy("sd1").service
+    model = service.engine.planner.pipeline
+    assert model.kernels.loop == "host"
+    kernels = dataclasses.replace(model.kernels, loop="device")
+    planner = dataclasses.replace(service.engine.planner, pipeline=dataclasses.replace(model, kernels=kernels))
+    engine = dataclasses.replace(
+        service.engine, planner=planner, programs=programs(planner, service.engine.programs.params)
+    )
+    looped = dataclasses.replace(service, engine=engine)
+    for change in ({}, {"scheduler": "Euler a"}, {"scheduler": "DPM++ SDE", "num_inference_steps": 3}):
+        found, expected = (pictures(made, JOB | change)[0].astype(int) for made in (looped, service))
+        assert np.abs(found - expected).max() <= 1

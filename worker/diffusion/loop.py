@@ -68,12 +68,12 @@ def advance(
 
     def body(carry: tuple[Array, State]) -> tuple[Array, State]:
         done, now = carry
-        return done + 1, _one_row(evaluate, now, tables, lengths, noise, blend)
+        return done + 1, one_row(evaluate, now, tables, lengths, noise, blend)
 
     return jax.lax.while_loop(pending, body, (jnp.int32(0), state))[1]
 
 
-def _one_row(
+def one_row(
     evaluate: Evaluate,
     state: State,
     tables: Float[Array, "S R K"],
@@ -81,6 +81,7 @@ def _one_row(
     noise: Float[Array, "S H W C"],
     blend: Blend,
 ) -> State:
+    """Carry every slot on by one row; the arguments are those of `advance`."""
     active_S = state.row < lengths
     # A finished slot reads its last row again, so that the network never sees the zeros of the padding.
     index_S = jnp.minimum(state.row, lengths - 1)

@@ -111,8 +111,11 @@ class Programs:
     ) -> State:
         """See `Pipeline.advance`; `state` is used up."""
         key = ("advance", *state.x.shape[:3], conditions.context.shape[0] == 2)
-        arguments = (state, tables, lengths, conditions, noise, blend, np.int32(n_rows))
-        return self._executables[key](self._params("unet"), *arguments)
+        executable, unet = self._executables[key], self._params("unet")
+        dispatches, rows = (n_rows, 1) if self.pipeline.kernels.loop == "host" else (1, n_rows)
+        for _ in range(dispatches):
+            state = executable(unet, state, tables, lengths, conditions, noise, blend, np.int32(rows))
+        return state
 
     def decode(self, x_BHWC: NDArray[np.float32]) -> tuple[Array, Array]:
         """See `Pipeline.decode`."""

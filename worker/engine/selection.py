@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -23,10 +24,14 @@ def select_kernels(settings: Settings, platform: str) -> Kernels:
     """Resolve "auto" for the platform ("cpu", "gpu") and replace a fused attention that fails its self-test."""
     fused = settings.attention == "cudnn" or (settings.attention == "auto" and platform == "gpu")
     shifted = settings.convolution == "shifted" or (settings.convolution == "auto" and platform == "cpu")
-    kernels = Kernels("cudnn" if fused else "xla", "shifted" if shifted else "xla")
+    kernels = Kernels(
+        attention="cudnn" if fused else "xla",
+        convolution="shifted" if shifted else "xla",
+        loop="host" if platform == "cpu" else "device",
+    )
     if fused and (reason := attention_fault(kernels)):
         log.warning("attention: cudnn failed its self-test, xla serves instead: %s", reason)
-        return Kernels("xla", kernels.convolution)
+        return replace(kernels, attention="xla")
     return kernels
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
-from worker.diffusion.loop import Blend, State, advance
+from worker.diffusion.loop import Blend, State, advance, one_row
 from worker.families.family import Family, TextCondition
 from worker.nn.embeddings import guidance_embedding
 from worker.nn.functional import Functional, functional
@@ -129,11 +129,13 @@ class Pipeline:
         blend: Blend,
         n_rows: Int[Array, ""],
     ) -> State:
-        """Run up to `n_rows` rows of every slot's step table (see `diffusion.loop.advance`)."""
+        """Run up to `n_rows` rows of every slot's step table, or one (see `diffusion.loop`, `Kernels.loop`)."""
 
         def evaluate(x_SHWC: Float[Array, "S H W C"], time_S: Float[Array, " S"]) -> Float[Array, "S H W C"]:
             return self._predict(params, conditions, x_SHWC, time_S)
 
+        if self.kernels.loop == "host":
+            return one_row(evaluate, state, tables, lengths, noise, blend)
         return advance(evaluate, state, tables, lengths, noise, blend, n_rows)
 
     def _predict(

@@ -1,0 +1,18 @@
+"""How much the device is given at once, so that a run can be ended about twice a second."""
+
+
+class Pace:
+    """How many rows of a table the device does in one stretch, learnt from the stretch before."""
+
+    def __init__(self, stretch_s: float = 0.5):
+        self._stretch_s = stretch_s
+        self._row_s: dict[tuple[int, ...], float] = {}
+
+    def rows(self, kind: tuple[int, ...]) -> int:
+        """One row, as a measurement, where nothing is known yet."""
+        seconds = self._row_s.get(kind)
+        return 1 if seconds is None else max(1, int(self._stretch_s / seconds))
+
+    def learn(self, kind: tuple[int, ...], row_s: float) -> None:
+        """Seconds that a row has just taken."""
+        self._row_s[kind] = max(row_s, 1e-6)

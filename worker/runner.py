@@ -1,0 +1,76 @@
+"""Jobs as the Runpod SDK hands them over: several at once, none of them on the SDK's event loop."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from worker.control import JobControl
+from worker.settings import Settings
+
+Job = dict[str, Any]
+Run = Callable[[Job, JobControl], dict[str, Any]]
+Send = Callable[[Job, dict[str, float]], None]
+"""Posts one progress report in a thread that it starts, as the SDK's `progress_update` does."""
+
+_LAST_REPORT_S = 10
+
+
+class JobRunner:
+    """`handle` and `concurrency` are what the SDK is given.
+
+    A job has a thread; what they share, the device, is the service's to order. `send` None: no progress.
+    """
+
+    def __init__(self, run: Run, settings: Settings, send: Send | None = None):
+        self._run = run
+        self._settings = settings
+        self._send = send if settings.progress_every_s else None
+        self._threads = ThreadPoolExecutor(settings.max_concurrency, thread_name_prefix="job")
+
+    async def handle(self, job: Job) -> dict[str, Any]:
+        """Answer one job; when the SDK cancels the call, the job ends at its next checkpoint."""
+        progress = Progress(job, self._send, self._settings.progress_every_s) if self._send else None
+        control = JobControl(self._settings.job_timeout_s, progress)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._answer, job, control, progress)
+        except asyncio.CancelledError:
+            control.stop()
+            raise
+
+    def concurrency(self, _current: int) -> int:
+        """How many jobs the SDK may have in hand."""
+        return self._settings.max_concurrency
+
+    def _answer(self, job: Job, control: JobControl, progress: "Progress | None") -> dict[str, Any]:
+        answer = self._run(job, control)
+        if progress is not None:
+            progress.finish()
+        return answer
+
+
+class Progress:
+    """At most one report in `every_s`, the first one after as long, and none after `finish`."""
+
+    def __init__(self, job: Job, send: Send, every_s: float):
+        self._job = job
+        self._send = send
+        self._every_s = every_s
+        self._last = time.monotonic()
+        self._posting: list[threading.Thread] = []
+
+    def __call__(self, done: float) -> None:
+        now = time.monotonic()
+        # The start is no progress, and the end is the answer's to tell.
+        if 0 < done < 1 and now - self._last >= self._every_s:
+            self._last = now
+            before = set(threading.enumerate())
+            self._send(self._job, {"progress": round(done, 3)})
+            self._posting = [thread for thread in set(threading.enumerate()) - before if thread.daemon]
+
+    def finish(self) -> None:
+        """Wait for a report that is under way: after the answer it would make a finished job a running one again."""
+        for thread in self._posting:
+            thread.join(_LAST_REPORT_S)
