@@ -46,7 +46,7 @@ class Engine:
             warnings=(),
         )
 
-    def run(self, plan: Any) -> Result:
+    def run(self, plan: Any, _checkpoint: object = None) -> Result:
         self.runs += 1
         pictures = [Picture(np.asarray(photograph(plan.width, plan.height, seed)), seed) for seed in plan.seeds]
         return Result(tuple(pictures), {"sample_s": 0.1})

@@ -96,14 +96,12 @@ def compare(solver, raw, steps, *, options=None, tolerance=1e-8, **inputs):
     np.testing.assert_allclose(ours, theirs, atol=tolerance * np.abs(theirs).max(), rtol=0)
 
 
-def cases(checkpoints, *, with_variants=False, cut=False):
-    """`cut`: without LMS, for which diffusers misses the derivatives before a cut by `strength`."""
-    solvers = [solver for solver in REFERENCED if not (cut and solver == "lms")]
-    return list(_cases(solvers, checkpoints, with_variants))
+def cases(checkpoints, *, with_variants=False):
+    return list(_cases(checkpoints, with_variants))
 
 
-def _cases(solvers, checkpoints, with_variants):
-    for solver in solvers:
+def _cases(checkpoints, with_variants):
+    for solver in REFERENCED:
         for name in checkpoints:
             if name == "sample" and solver in WITHOUT_SAMPLE:
                 continue
@@ -121,11 +119,10 @@ def test_text_to_image(solver, raw, options, steps):
 @pytest.mark.parametrize(("solver", "raw", "options"), cases(["sd2"], with_variants=True))
 def test_options(solver, raw, options, image):
     compare(solver, raw, 6, options=options)
-    if solver != "lms":  # see `cases`
-        compare(solver, raw, 17, options=options, strength=0.6, image=image)
+    compare(solver, raw, 17, options=options, strength=0.6, image=image)
 
 
-@pytest.mark.parametrize(("solver", "raw", "options"), cases(["sd1"], cut=True))
+@pytest.mark.parametrize(("solver", "raw", "options"), cases(["sd1"]))
 @pytest.mark.parametrize("strength", [0.0, 0.35, 0.8, 1.0])
 def test_image_to_image_and_in_painting(solver, raw, options, strength, image, mask):
     compare(solver, raw, 15, options=options, strength=strength, image=image, mask=mask)
@@ -201,23 +198,6 @@ def test_unchanged_diffusers_in_float32(solver, checkpoint, options):
     np.testing.assert_allclose(ours, theirs, atol=tolerance * np.abs(theirs).max(), rtol=0)
 
 
-@pytest.mark.parametrize("strength", [0.2, 0.5, 0.75])
-def test_lms_restarts_at_the_cut(strength, image):
-    """As a fresh LMS on the remaining noise levels, from the noised image."""
-    steps, kept = 20, int(20 * strength)
-    with reference.float64_schedules():
-        scheduler = reference.scheduler("lms", SD1)
-        scheduler.set_timesteps(steps)
-        sigmas, times = scheduler.sigmas[-kept - 1 :], scheduler.timesteps[-kept:]
-        scheduler.set_timesteps(kept)
-        scheduler.sigmas, scheduler.timesteps = sigmas, times
-        scheduler.set_timesteps = lambda _: None
-        theirs, _ = reference.sample_reference(scheduler, reference.network(), kept, strength=1.0, image=image)
-        table = step_table("lms", ScheduleConfig.from_json(SD1), steps, strength=strength)
-    ours = reference.sample_table(table, reference.network(), image=image)
-    np.testing.assert_allclose(ours, theirs, atol=1e-8)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("solver", "raw", "options"), cases(CHECKPOINTS, with_variants=True))
 @pytest.mark.parametrize("spacing", SPACINGS)
@@ -225,12 +205,11 @@ def test_every_option_with_every_checkpoint_and_spacing(solver, raw, options, sp
     raw = {**raw, "timestep_spacing": spacing}
     for steps in (4, 9, 20):
         compare(solver, raw, steps, options=options)
-    if solver != "lms":  # see `cases`
-        compare(solver, raw, 19, options=options, strength=0.55, image=image, mask=mask)
+    compare(solver, raw, 19, options=options, strength=0.55, image=image, mask=mask)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("solver", "raw", "options"), cases(["sdxl", "zero_snr"], cut=True))
+@pytest.mark.parametrize(("solver", "raw", "options"), cases(["sdxl", "zero_snr"]))
 def test_every_strength(solver, raw, options, image, mask):
     for strength in np.arange(21) / 20:
         for steps in (4, 15):

@@ -33,7 +33,7 @@ def test_an_inpainting_model_needs_image_and_mask(toy):
         ({"scheduler_options": {"beta_start": 0.1}}, "beta_start"),
         ({"width": 4096, "height": 4096}, "pixels"),
         ({"image": "no picture"}, "image: neither base64"),
-        ({"image": "AAAA"}, "image: not a readable picture"),
+        ({"image": "AAAA"}, "image: not a whole picture"),
         ({"image": encode_picture(photograph(40, 40)), "width": None, "height": None}, "width: 40"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

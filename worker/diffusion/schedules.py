@@ -190,7 +190,7 @@ def _reshaped(options: Options) -> bool:
 def _reshape(options: Options, highest: float, lowest: float, steps: int) -> Floats:
     high = highest if options.sigma_max is None else options.sigma_max
     low = lowest if options.sigma_min is None else options.sigma_min
-    if low >= high:
+    if low > high or (low == high and steps > 1):
         raise ValueError(f"sigma_min: {low:g} is not below the largest sigma, {high:g}")
     ramp = np.linspace(0, 1, steps)
     if options.use_karras_sigmas:

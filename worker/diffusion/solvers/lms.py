@@ -1,7 +1,7 @@
 """Linear multistep of order 4 in sigma (k-diffusion's `sample_lms`).
 
-After a cut by `strength` the order grows anew from 1. diffusers takes the full order's weights there although
-the derivatives before the cut are missing, which leaves the schedule; that is not followed.
+After a cut by `strength` the weights are those of the whole course's order, of which the derivatives before the cut
+are missing: so does diffusers, and its pictures are what is promised.
 """
 
 from worker.diffusion.config import SIGMA_SCHEDULES, Options, Solver, accepts
@@ -18,10 +18,11 @@ def _lms(options: Options, steps: int, start: int) -> tuple[list[Row], float]:
     sigmas, times = schedule.sigmas, schedule.times
     rows: list[Row] = []
     for i in range(start, len(times)):
-        order = min(i - start + 1, len(DERIVATIVES))
+        order = min(i + 1, len(DERIVATIVES))
         points = [float(sigmas[i - k]) for k in range(order)]
         weights = lagrange_integrals(points, float(sigmas[i]), float(sigmas[i + 1]))
-        x = X + sum(weight * past for weight, past in zip(weights, DERIVATIVES, strict=False))
+        known = DERIVATIVES[: i - start + 1]
+        x = X + sum(weight * past for weight, past in zip(weights, known, strict=False))
         rows.append(row(options, sigmas[i], times[i], x, derivative=True, push=True))
     return rows, noise_scale(options, schedule)
 
