@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +24,7 @@ BUCKET = "pictures"
 
 
 @contextmanager
-def seaweed(folder: Path) -> Iterator[str]:
+def _seaweed(folder: Path) -> Iterator[str]:
     """A running SeaweedFS with the bucket `BUCKET`; its endpoint."""
     weed = Path(sys.executable).parent / "weed"
     command = str(weed) if weed.exists() else shutil.which("weed")
@@ -61,6 +62,24 @@ def seaweed(folder: Path) -> Iterator[str]:
                         left.unlink()
 
 
+@contextmanager
+def seaweed(folder: Path) -> Iterator[str]:
+    """As `_seaweed`; a start that finds one of its ports taken meanwhile is made again with others."""
+    with ExitStack() as stack:
+        for attempt in range(5):
+            place = folder / str(attempt)
+            place.mkdir()
+            try:
+                endpoint = stack.enter_context(_seaweed(place))
+                break
+            except RuntimeError as error:
+                if "address already in use" not in str(error):
+                    raise
+        else:
+            raise RuntimeError("no free ports for SeaweedFS")
+        yield endpoint
+
+
 def make_bucket(endpoint: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Make `BUCKET` as soon as the server takes requests."""
     session = boto3.session.Session(KEY, SECRET, region_name="us-east-1")
@@ -78,7 +97,7 @@ def make_bucket(endpoint: str, process: subprocess.Popen[bytes], log: Path) -> N
 def free_ports(count: int) -> list[int]:
     """Ports that are free, and free 10,000 higher, where SeaweedFS listens as well."""
     found: list[int] = []
-    port = 20_000 + os.getpid() % 9_000
+    port = 20_000 + secrets.randbelow(9_000)
     while len(found) < count:
         port += 1
         with socket.socket() as low, socket.socket() as high:
