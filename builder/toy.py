@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from builder.published import STEMS
 from builder.toy_tokenizer import merges_text, vocabulary
 from worker.errors import BuildError
 from worker.families import FAMILIES, Family
@@ -61,9 +62,8 @@ def _write_part(folder: Path, part: Part, config: Mapping[str, Any], seed: int) 
     _write_json(folder / "config.json", config)
     ours = functional(part.build(part.parse(config), Kernels())).shapes
     specs = {name: jax.ShapeDtypeStruct(published_shape(spec.shape), np.float32) for name, spec in sorted(ours.items())}
-    stem = "model" if part.kind == "clip_text" else "diffusion_pytorch_model"
     write_tensors(
-        folder / f"{stem}.safetensors",
+        folder / f"{STEMS[part.kind]}.safetensors",
         specs,
         _random_tensors(part.name, specs, seed),
         metadata={"format": "pt"},

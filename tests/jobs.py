@@ -10,6 +10,17 @@ from PIL import Image
 
 from worker.service import Service
 
+JOB: dict[str, Any] = {
+    "prompt": "a red fox in the snow",
+    "negative_prompt": "blurry",
+    "width": 72,
+    "height": 104,
+    "num_inference_steps": 4,
+    "guidance_scale": 7.5,
+    "seed": 3,
+}
+"""A small job of four steps with guidance."""
+
 
 class Toy(NamedTuple):
     """A toy checkpoint: its diffusers-layout folder, its baked folder and a service over the latter."""

@@ -11,17 +11,9 @@ import pytest
 from PIL import Image
 
 from tests.diffusers_pictures import picture
+from tests.jobs import JOB
 
 ROOT = Path(__file__).parent.parent
-JOB = {
-    "prompt": "a red fox in the snow",
-    "negative_prompt": "blurry",
-    "width": 72,
-    "height": 104,
-    "num_inference_steps": 4,
-    "guidance_scale": 7.5,
-    "seed": 3,
-}
 
 
 def handler(model_dir: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,22 +11,12 @@ import numpy as np
 import pytest
 
 from tests.diffusers_pictures import picture
-from tests.jobs import decode_picture, encode_picture, half_mask, photograph, run
+from tests.jobs import JOB, decode_picture, encode_picture, half_mask, photograph, run
 from worker.engine.loading import load_engine, programs
 from worker.families import FAMILIES
 from worker.families.latent_diffusion import pipeline
 from worker.nn.kernels import Kernels
 from worker.settings import Settings
-
-JOB: dict[str, Any] = {
-    "prompt": "a red fox in the snow",
-    "negative_prompt": "blurry",
-    "width": 72,
-    "height": 104,
-    "num_inference_steps": 4,
-    "guidance_scale": 7.5,
-    "seed": 3,
-}
 
 
 def pictures(service, job: dict[str, Any]) -> list[np.ndarray]:
