@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import re
+from collections.abc import Iterator
 from io import BytesIO
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +16,8 @@ from PIL import Image
 
 from tests.jobs import photograph
 from tests.s3_servers import BUCKET, KEY, SECRET, StubS3
-from worker.engine.engine import Picture, Result
+from worker.engine.clock import Clock
+from worker.engine.engine import Made, Picture
 from worker.errors import SettingsError
 from worker.service import Service, load_service
 from worker.settings import Settings
@@ -46,10 +48,11 @@ class Engine:
             warnings=(),
         )
 
-    def run(self, plan: Any, _checkpoint: object = None) -> Result:
+    def run(self, plans: list[Any], _checkpoint: object, _clock: Clock) -> Iterator[Made]:
         self.runs += 1
-        pictures = [Picture(np.asarray(photograph(plan.width, plan.height, seed)), seed) for seed in plan.seeds]
-        return Result(tuple(pictures), {"sample_s": 0.1})
+        for number, plan in enumerate(plans):
+            for index, seed in reversed(list(enumerate(plan.seeds))):
+                yield Made(number, index, Picture(np.asarray(photograph(plan.width, plan.height, seed)), seed))
 
 
 @pytest.fixture

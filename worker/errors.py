@@ -3,7 +3,8 @@
 WorkerError
 ├── InvalidRequest       the client's fault: one line per bad field, with its value and its bounds
 ├── GenerationError      a valid request of which no answer can be made; the text goes to the client
-│   └── OutOfMemory      the device's memory does not suffice; the worker is not trusted with another job
+│   └── DeviceError      the device, or what drives it, failed; the worker is not trusted with another job
+│       └── OutOfMemory  its memory does not suffice
 ├── JobStopped           nobody waits for the answer any more
 └── StartupError         the process ends before it takes a job
     ├── SettingsError    an environment variable: its name, its value and an example
@@ -28,8 +29,12 @@ class GenerationError(WorkerError):
     """No picture, or no answer, could be made of a valid request."""
 
 
-class OutOfMemory(GenerationError):
-    """The device's memory did not suffice, in smaller passes either."""
+class DeviceError(GenerationError):
+    """The device failed in the middle of a job."""
+
+
+class OutOfMemory(DeviceError):
+    """The device's memory did not suffice, with one picture in a pass either."""
 
 
 class JobStopped(WorkerError):

@@ -5,16 +5,17 @@ import json
 import logging
 import secrets
 import time
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, cast
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 from worker.control import JobControl
 from worker.diffusion.names import title_of
-from worker.engine.engine import Engine, Picture, Result
+from worker.engine.clock import Clock
+from worker.engine.engine import Engine, Picture
 from worker.engine.loading import load_engine
 from worker.engine.plan import Plan
-from worker.errors import GenerationError, InvalidRequest, JobStopped, OutOfMemory
+from worker.errors import DeviceError, GenerationError, InvalidRequest, JobStopped
 from worker.inputs import read_image
 from worker.outputs import PictureFile, encode_picture, parameters_text
 from worker.request import Request, parse_request
@@ -32,9 +33,12 @@ from worker.storage import (
 log = logging.getLogger(__name__)
 
 
-def _device_thread() -> Executor:
-    """One thread: jobs have the device one after the other, in the order in which they are ready for it."""
-    return ThreadPoolExecutor(1, thread_name_prefix="device")
+class Kept(NamedTuple):
+    """A picture that has been stored."""
+
+    picture: Picture
+    file: PictureFile
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,6 @@ class Service:
     engine: Engine
     store: Store
     max_answer_bytes: int
-    device: Executor = field(default_factory=_device_thread)
 
     def run(self, job: object, control: JobControl | None = None) -> dict[str, Any]:
         """Answer one job: a result, or `{"error": text}`; never an exception, never a traceback.
@@ -67,7 +70,7 @@ class Service:
             fields = ", ".join(problem.partition(":")[0] for problem in error.problems)
             log.info("job %s: refused for its %s", job_id, fields)
             return {"error": str(error)}
-        except OutOfMemory as error:
+        except DeviceError as error:
             log.error("job %s: %s", job_id, error)
             return {"error": str(error), "refresh_worker": True}
         except JobStopped as error:
@@ -82,30 +85,28 @@ class Service:
             return {"error": f"internal error {error_id}; the worker's log has its cause"}
 
     def _run(self, job_id: str, raw: object, own_bucket: object, control: JobControl) -> dict[str, Any]:
-        began = time.perf_counter()
-        request = parse_request(raw)
-        store = self.store if own_bucket is None else job_store(own_bucket)
-        image = read_image(*request.source_image) if request.source_image else None
-        mask = read_image("mask", request.mask) if request.mask else None
-        plan = self.engine.plan(request, image, mask)
-        planned = time.perf_counter()
-        result = control.run_on(self.device, lambda: self.engine.run(plan, control.checkpoint))
-        generated = time.perf_counter()
-        control.check()
+        began, clock = time.perf_counter(), Clock()
+        with clock.stage("prepare_s"):
+            request = parse_request(raw)
+            store = self.store if own_bucket is None else job_store(own_bucket)
+            image = read_image(*request.source_image) if request.source_image else None
+            mask = read_image("mask", request.mask) if request.mask else None
+            plan = self.engine.plan(request, image, mask)
 
-        def keep(index: int, picture: Picture) -> tuple[PictureFile, Place]:
+        def keep(index: int, picture: Picture) -> Kept:
             file = self._file(request, plan, picture)
-            return file, store(job_id, index, file)
+            return Kept(picture, file, store(job_id, index, file))
 
         with ThreadPoolExecutor(8, "store") as pool:
-            kept = list(pool.map(keep, range(len(result.pictures)), result.pictures))
-        timings = {
-            "prepare_s": planned - began,
-            **result.timings,
-            "store_s": time.perf_counter() - generated,
-            "total_s": time.perf_counter() - began,
-        }
-        answer = self._answer(request, plan, result, kept, timings)
+            keeping: dict[int, Future[Kept]] = {}
+            for made in self.engine.run([plan], control.checkpoint, clock):
+                if isinstance(made.outcome, GenerationError):
+                    raise made.outcome
+                keeping[made.picture] = pool.submit(keep, made.picture, made.outcome)
+            with clock.stage("store_s"):
+                kept = [keeping[index].result() for index in sorted(keeping)]
+        clock.add("total_s", time.perf_counter() - began)
+        answer = self._answer(request, plan, kept, clock.seconds)
         size = len(json.dumps(answer, allow_nan=False))
         if size > self.max_answer_bytes:
             raise GenerationError(
@@ -130,17 +131,16 @@ class Service:
         self,
         request: Request,
         plan: Plan,
-        result: Result,
-        kept: list[tuple[PictureFile, Place]],
+        kept: list[Kept],
         timings: dict[str, float],
     ) -> dict[str, Any]:
         """`images`, `image_url` and `seed` stand where worker-sdxl puts them; `pictures` has the details of each."""
         manifest = self.engine.manifest
         return {
-            "images": [place.url for _, place in kept],
-            "image_url": kept[0][1].url,
+            "images": [one.place.url for one in kept],
+            "image_url": kept[0].place.url,
             "seed": plan.seeds[0],
-            "pictures": [_describe(picture, *one) for picture, one in zip(result.pictures, kept, strict=True)],
+            "pictures": [_describe(*one) for one in kept],
             "used": {
                 "width": plan.width,
                 "height": plan.height,

@@ -28,19 +28,20 @@ def _operations(count: int, x: Any) -> Any:
 class StubPrograms:
     """Stands for `worker.engine.programs.Programs`; a picture's grey depends on its first latent, so on its seed."""
 
-    def prepare(self, bucket: Any, *, image: bool) -> None:  # noqa: ARG002
+    def __init__(self, pipeline: Any):
+        self.pipeline = pipeline
+
+    def prepare(self, height: int, width: int, slots: Any, *, image: bool) -> None:  # noqa: ARG002
         import jax
 
-        height = bucket.height * 8
-        if height == NO_MEMORY or (height == SMALL_MEMORY and bucket.slots > 1):
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes.")
-        if height == COMPILED:
+        if 8 * height == COMPILED:
             end, operations = time.monotonic() + COMPILE_S, 100
             while time.monotonic() < end:
                 jax.jit(partial(_operations, operations))(1.0)
                 operations += 1
-        if height == BROKEN:
-            raise RuntimeError("secret: pod-abc-host rpa_SECRET")
+
+    def sizes(self, _lane: Any) -> tuple[int, ...]:
+        return (1, 2, 4)
 
     def encode_text(self, _ids: Any, keep: Any) -> Any:
         import numpy as np
@@ -50,6 +51,13 @@ class StubPrograms:
         return TextCondition(np.zeros((len(keep), 4, 4), np.float32), None)
 
     def advance(self, state: Any, *rest: Any) -> Any:
+        import jax
+
+        slots, height = len(state.x), 8 * state.x.shape[1]
+        if height == NO_MEMORY or (height == SMALL_MEMORY and slots > 1):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes.")
+        if height == BROKEN:
+            raise RuntimeError("secret: pod-abc-host rpa_SECRET")
         time.sleep(ROW_S * rest[-1])
         return state
 
@@ -69,7 +77,8 @@ def main() -> None:
 
     def over_stub(run: Any, settings: Any, send: Any) -> Any:
         service = run.__self__
-        return real(replace(service, engine=replace(service.engine, programs=StubPrograms())).run, settings, send)
+        programs = StubPrograms(service.engine.programs.pipeline)
+        return real(replace(service, engine=replace(service.engine, programs=programs)).run, settings, send)
 
     runner.JobRunner = over_stub
     handler.main()

@@ -1,25 +1,29 @@
-"""The device: a baked model's parameters and programs, and one plan at a time from noise to pictures."""
+"""The device: a baked model's parameters and programs, and plans on their way from noise to pictures."""
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from worker.diffusion.loop import initial_state
-from worker.engine.batch import Distribution, Latents, blend, conditions, start_latents
+from worker.engine.batcher import Batcher, Checkpoint, Sample
+from worker.engine.clock import Clock
 from worker.engine.memory import is_out_of_memory
 from worker.engine.pace import Pace
 from worker.engine.plan import Plan, Planner
-from worker.engine.programs import Bucket, Programs
-from worker.errors import GenerationError, OutOfMemory
-from worker.families.family import TextCondition
-from worker.request import Request
+from worker.engine.programs import Programs
+from worker.engine.slots import Distribution, Encoded, start
+from worker.engine.turns import Lane, pass_sizes, powers_of_two
+from worker.errors import DeviceError, GenerationError, OutOfMemory, StartupError
+from worker.families.latent_diffusion import Pipeline
+from worker.request import Request, parse_request
 from worker.weights.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -33,16 +37,12 @@ class Picture:
     seed: int
 
 
-@dataclass(frozen=True)
-class Result:
-    """Pictures in the order of their seeds, and seconds by stage; compilation is a stage of its own."""
+class Made(NamedTuple):
+    """A picture of a plan, both by number, or why it could not be made."""
 
-    pictures: tuple[Picture, ...]
-    timings: dict[str, float]
-
-
-Checkpoint = Callable[[float], None]
-"""Told between dispatches which part of a run is done, 0 to 1; raises to end the run."""
+    plan: int
+    picture: int
+    outcome: Picture | GenerationError
 
 
 def _go_on(_done: float) -> None:
@@ -51,135 +51,153 @@ def _go_on(_done: float) -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    """A loaded model; one thread at a time may run plans, any thread may make them."""
+    """A loaded model; any thread may plan and run, and the runs of several threads share the device step by step."""
 
     manifest: Manifest
     planner: Planner
     programs: Programs
     pace: Pace = field(default_factory=Pace)
+    _batcher: Batcher = field(init=False, repr=False)
+
+    def __post_init__(self):
+        # Frozen for everyone else.
+        object.__setattr__(self, "_batcher", Batcher(self.programs, self.planner.settings.max_slots, self.pace))
 
     def plan(self, request: Request, image: Image.Image | None, mask: Image.Image | None) -> Plan:
         """See `Planner.plan`."""
         return self.planner.plan(request, image, mask)
 
-    def run(self, plan: Plan, checkpoint: Checkpoint = _go_on) -> Result:
-        """Make a plan's pictures; raises GenerationError when a value is not finite, OutOfMemory.
+    def run(
+        self, plans: Sequence[Plan], checkpoint: Checkpoint = _go_on, clock: Clock | None = None
+    ) -> Generator[Made]:
+        """The pictures of one job's plans, in the order in which they are done.
 
-        `checkpoint` is called between dispatches, about twice a second, with the part that is done; what it raises
-        ends the run.
+        `checkpoint` is called between turns, about ten times a second, with the part that is done; what it raises
+        ends the run and is raised here. `clock` gets the seconds of the stages; compilation is one of its own.
         """
-        most = self.planner.settings.max_slots
-        result = self._within_memory(plan, checkpoint, most)
-        if result is None and (most := len(next(_batches(plan.seeds, most))) // 2):
-            log.warning("out of device memory; once more with passes of %d pictures at most", most)
-            result = self._within_memory(plan, checkpoint, most)
-        if result is None:
-            raise OutOfMemory(
-                f"the device's memory does not suffice for {plan.width}x{plan.height}: ask for a smaller picture"
-            )
-        return result
+        clock = clock or Clock()
+        checkpoint(0.0)
+        with clock.stage("compile_s"):
+            self._prepare(plans)
+        began = time.perf_counter()
+        courses = [_Course(self.programs, plan, clock) for plan in plans]
+        wanted = [(number, index) for number, plan in enumerate(plans) for index in range(len(plan.seeds))]
+        samples = [courses[number].sample(index) for number, index in wanted]
+        with closing(self._batcher.sample(samples, checkpoint)) as latents:
+            for position, latent in latents:
+                number, index = wanted[position]
+                with clock.stage("decode_s"):
+                    outcome = self._picture(plans[number], index, latent)
+                yield Made(number, index, outcome)
+        others = sum(clock.seconds.get(name, 0.0) for name in ("wait_s", *_ENCODING, "decode_s"))
+        clock.add("sample_s", time.perf_counter() - began - others)
 
-    def _within_memory(self, plan: Plan, checkpoint: Checkpoint, most: int) -> Result | None:
-        """None when the memory does not suffice. Its exception ends here, and with it its hold on arrays."""
+    def warm_up(self) -> None:
+        """Compile all programs of the sizes that are served, or of the model's own, and run each size once."""
+        settings, side = self.planner.settings, self.planner.pipeline.sample_size
+        for width, height in settings.sizes or ((side, side),):
+            image, mask = Image.new("RGB", (width, height)), Image.new("L", (width, height), 255)
+            job = {"prompt": "", "image": "given", "width": width, "height": height, "num_inference_steps": 1}
+            plan = self.plan(parse_request(job), image, mask)
+            lane = _lane(self.planner.pipeline, plan)
+            self.programs.prepare(lane.height, lane.width, powers_of_two(settings.max_slots), image=True)
+            for made in self.run([plan]):
+                if isinstance(made.outcome, GenerationError):
+                    raise StartupError(f"{width}x{height} cannot be made: {made.outcome}")
+
+    def _prepare(self, plans: Sequence[Plan]) -> None:
+        counts: dict[tuple[Lane, bool], int] = {}
+        for plan in plans:
+            key = _lane(self.planner.pipeline, plan), plan.image is not None
+            counts[key] = counts.get(key, 0) + len(plan.seeds)
+        for (lane, image), count in counts.items():
+            slots = pass_sizes(count, self._batcher.most(lane))
+            try:
+                self.programs.prepare(lane.height, lane.width, slots, image=image)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                # Trying kernels out, as compilers do, needs memory too.
+                self.programs.prepare(lane.height, lane.width, [1], image=image)
+
+    def _picture(self, plan: Plan, index: int, latent: NDArray[np.float32] | Exception) -> Picture | GenerationError:
+        """Decode; other threads' steps go on while this one waits for the pixels."""
         try:
-            return self._run(plan, checkpoint, most)
+            if isinstance(latent, Exception):
+                raise latent
+            pixels, finite = self._decode(latent)
+        except RuntimeError as error:
+            return _fault(error, plan)
+        if not finite:
+            return GenerationError(f"the picture of seed {plan.seeds[index]} is not finite; it was not returned")
+        return Picture(pixels, plan.seeds[index])
+
+    def _decode(self, latent: NDArray[np.float32]) -> tuple[NDArray[np.uint8], bool]:
+        # One at a time: the decoder's activations are the largest of all.
+        def decode() -> tuple[Any, Any]:
+            return self.programs.decode(latent[None])
+
+        try:
+            pixels, finite = map(np.asarray, self._batcher.call(decode))
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            log.warning("%s", str(error).partition("\n")[0])
-            return None
+            # Once more with the device to itself.
+            pixels, finite = self._batcher.call(lambda: tuple(map(np.asarray, decode())))
+        return pixels[0], bool(finite[0])
 
-    def _run(self, plan: Plan, checkpoint: Checkpoint, most: int) -> Result:
-        model, clock = self.planner.pipeline, _Clock()
-        batches = list(_batches(plan.seeds, most))
-        checkpoint(0.0)
-        with clock.stage("compile_s"):
-            for seeds in batches:
-                height, width = plan.height // model.scale_factor, plan.width // model.scale_factor
-                self.programs.prepare(Bucket(len(seeds), height, width), image=plan.image is not None)
-        checkpoint(0.0)
-        with clock.stage("encode_text_s"):
-            text = jax.tree.map(np.asarray, self.programs.encode_text(plan.ids, plan.keep))
-        with clock.stage("encode_image_s"):
-            image, masked = self._encode_images(plan)
-        pictures: list[Picture] = []
-        for seeds in batches:
-            before, share = len(pictures) / len(plan.seeds), len(seeds) / len(plan.seeds)
-            with clock.stage("sample_s"):
-                latents = [start_latents(plan, model, seed, image, masked) for seed in seeds]
-                x = self._sample(plan, text, latents, lambda done, at=before, of=share: checkpoint(at + of * done))
-            with clock.stage("decode_s"):
-                # One at a time: the decoder's activations are the largest of all.
-                for index, seed in enumerate(seeds):
-                    checkpoint(before + share)
-                    pixels, finite = self.programs.decode(x[index : index + 1])
-                    if not finite[0]:
-                        raise GenerationError(f"the picture of seed {seed} is not finite; nothing was returned")
-                    pictures.append(Picture(np.asarray(pixels[0]), seed))
-        return Result(tuple(pictures), clock.seconds)
 
-    def _encode_images(self, plan: Plan) -> tuple[Distribution | None, Distribution | None]:
-        """The distributions of the latents of the image and, for a UNet that sees it, of the kept part."""
+class _Course:
+    """A plan on the device: its texts and its picture are encoded once, when the first of its pictures begins."""
+
+    def __init__(self, programs: Programs, plan: Plan, clock: Clock):
+        self._programs = programs
+        self._plan = plan
+        self._clock = clock
+        self._made = time.perf_counter()
+
+    def sample(self, index: int) -> Sample:
+        plan, model = self._plan, self._programs.pipeline
+        return Sample(_lane(model, plan), plan.table, lambda: start(plan, model, self._encoded, plan.seeds[index]))
+
+    @cached_property
+    def _encoded(self) -> Encoded:
+        self._clock.seconds.setdefault("wait_s", time.perf_counter() - self._made)
+        with self._clock.stage(_ENCODING[0]):
+            text = jax.tree.map(np.asarray, self._programs.encode_text(self._plan.ids, self._plan.keep))
+        with self._clock.stage(_ENCODING[1]):
+            return Encoded(text, *self._encode_images())
+
+    def _encode_images(self) -> tuple[Distribution | None, Distribution | None]:
+        plan, model = self._plan, self._programs.pipeline
         if plan.image is None:
             return None, None
+        pixels = plan.image.astype(np.float32) / np.float32(255) * 2 - 1
         image = masked = None
-        if not (self.planner.pipeline.takes_extra and plan.strength == 1):
-            image = self._encode_image(plan.image)
-        if plan.mask is not None and self.planner.pipeline.takes_extra:
-            masked = self._encode_image(plan.image * (plan.mask[..., None] < 0.5))
+        if not (model.takes_extra and plan.strength == 1):
+            image = self._encode_image(pixels)
+        if plan.mask is not None and model.takes_extra:
+            masked = self._encode_image(pixels * ~plan.mask[..., None])
         return image, masked
 
     def _encode_image(self, image: NDArray[np.float32]) -> Distribution:
-        mean, deviation = self.programs.encode_image(image[None])
-        return Distribution(np.asarray(mean[0]), np.asarray(deviation[0]))
-
-    def _sample(
-        self, plan: Plan, text: TextCondition, latents: list[Latents], checkpoint: Checkpoint
-    ) -> NDArray[np.float32]:
-        """Run the whole table, in stretches between which the host waits for the device and can end the run.
-
-        Within a stretch, a dispatch takes as many rows as can share one noise, and the host is ahead of the device.
-        """
-        model, slots = self.planner.pipeline, len(latents)
-        steering, reference = conditions(plan, model, text, latents), blend(plan, model, latents)
-        tables = jax.device_put(np.repeat(plan.table.packed()[None], slots, axis=0))
-        lengths = jax.device_put(np.full(slots, len(plan.table), np.int32))
-        state = initial_state(jax.device_put(np.stack([latent.x for latent in latents])))
-        noise = jax.device_put(np.zeros(state.x.shape, np.float32))
-        kind, row = (*state.x.shape[:3], plan.guided), 0
-        while row < len(plan.table):
-            checkpoint(row / len(plan.table))
-            began, first, end = time.perf_counter(), row, min(len(plan.table), row + self.pace.rows(kind))
-            while row < end:
-                count = min(plan.table.run_length(row), end - row)
-                if np.any(plan.table.draws[row : row + count]):
-                    noise = jax.device_put(np.stack([latent.draw() for latent in latents]))
-                state = self.programs.advance(state, tables, lengths, steering, noise, reference, count)
-                row += count
-            jax.block_until_ready(state.x)
-            self.pace.learn(kind, (time.perf_counter() - began) / (end - first))
-        return np.asarray(state.x)
+        mean, deviation = self._programs.encode_image(image[None])
+        return Distribution(np.asarray(mean)[0], np.asarray(deviation)[0])
 
 
-class _Clock:
-    """Seconds by stage."""
-
-    def __init__(self):
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Generator[None]:
-        began = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+_ENCODING = ("encode_text_s", "encode_image_s")
 
 
-def _batches(seeds: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
-    """Cut into runs of 1, 2, 4, ... so that few programs serve any number of pictures."""
-    position = 0
-    while position < len(seeds):
-        size = 1
-        while size * 2 <= min(most, len(seeds) - position):
-            size *= 2
-        yield seeds[position : position + size]
-        position += size
+def _lane(model: Pipeline, plan: Plan) -> Lane:
+    return Lane(plan.height // model.scale_factor, plan.width // model.scale_factor, plan.guided)
+
+
+def _fault(error: RuntimeError, plan: Plan) -> GenerationError:
+    """What the device's error means for the job; an error of our own code is raised again."""
+    if is_out_of_memory(error):
+        size = f"{plan.width}x{plan.height}"
+        return OutOfMemory(f"the device's memory does not suffice for {size}: ask for a smaller picture")
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        log.error("the device failed", exc_info=error)
+        return DeviceError("the device failed; the worker's log has its cause")
+    raise error

@@ -1,10 +1,14 @@
-"""How much the device is given at once, so that a run can be ended about twice a second."""
+"""How much the device is given at once, so that jobs can join, leave and be ended about ten times a second."""
 
 
 class Pace:
-    """How many rows of a table the device does in one stretch, learnt from the stretch before."""
+    """How many rows of a table the device does in one turn, learnt from the turn before.
 
-    def __init__(self, stretch_s: float = 0.5):
+    A tenth of a second is short for people and long beside the half millisecond that the device may idle between
+    two turns. Where a row takes longer, a turn is one row.
+    """
+
+    def __init__(self, stretch_s: float = 0.1):
         self._stretch_s = stretch_s
         self._row_s: dict[tuple[int, ...], float] = {}
 

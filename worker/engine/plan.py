@@ -31,8 +31,8 @@ class Plan:
     """One job, ready for the device.
 
     `ids` has one row per prompt for each tokeniser, the negative prompt first where there is guidance; `keep` is 0
-    for a row whose text condition is zeros; `size_ids` has the same rows. `image` is [H, W, 3] in -1..1, `mask`
-    [H, W] of 0 (kept) and 1 (painted anew).
+    for a row whose text condition is zeros; `size_ids` has the same rows. `image` is RGB [H, W, 3], `mask` [H, W],
+    true where the picture is painted anew.
     """
 
     width: int
@@ -49,8 +49,8 @@ class Plan:
     ids: tuple[NDArray[np.int32], ...]
     keep: NDArray[np.float32]
     size_ids: NDArray[np.float32] | None
-    image: NDArray[np.float32] | None
-    mask: NDArray[np.float32] | None
+    image: NDArray[np.uint8] | None
+    mask: NDArray[np.bool_] | None
     warnings: tuple[str, ...]
 
 
@@ -210,12 +210,11 @@ def _or[T](value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def _pixels(image: Image.Image, width: int, height: int) -> NDArray[np.float32]:
+def _pixels(image: Image.Image, width: int, height: int) -> NDArray[np.uint8]:
     """Resized to the size that was asked for, as diffusers' VaeImageProcessor does it."""
-    resized = image.resize((width, height), Image.Resampling.LANCZOS)
-    return np.asarray(resized, np.float32) / np.float32(255) * 2 - 1
+    return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS))
 
 
-def _mask(mask: Image.Image, width: int, height: int) -> NDArray[np.float32]:
+def _mask(mask: Image.Image, width: int, height: int) -> NDArray[np.bool_]:
     resized = mask.resize((width, height), Image.Resampling.LANCZOS).convert("L")
-    return (np.asarray(resized, np.float32) / 255 >= 0.5).astype(np.float32)
+    return np.asarray(resized, np.float32) / 255 >= 0.5

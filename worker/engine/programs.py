@@ -1,15 +1,17 @@
 """Compiled programs: one executable per operation and shape, compiled when a shape is first used, and counted.
 
 All shapes of a program follow from the size of the picture and the number of pictures in a pass (`Bucket`), so that
-everything a bucket needs is compiled at its first use, in parallel, whatever the job at hand asks for.
+everything a bucket needs is compiled at its first use, in parallel, whatever the job at hand asks for. Passes of more
+pictures, which jobs can share, are compiled behind.
 """
 
 import logging
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from worker.diffusion.loop import Blend, State, initial_state
 from worker.diffusion.table import COLUMNS, MAX_ROWS
+from worker.engine.turns import Lane
 from worker.families.family import TextCondition
 from worker.families.latent_diffusion import Conditions, Params, Pipeline
 
@@ -28,6 +31,7 @@ PROGRAMS_MAX = 64
 """Executables that are kept; the one that was used longest ago goes first."""
 
 Key = tuple[str | int | bool, ...]
+Executable = Callable[..., Any]
 Specs = tuple[Any, ...]
 
 
@@ -48,6 +52,10 @@ class _Program(NamedTuple):
     donated: tuple[int, ...] = ()
 
 
+def _one_thread() -> Executor:
+    return ThreadPoolExecutor(1, thread_name_prefix="grow")
+
+
 @dataclass
 class Programs:
     """The four operations of a pipeline, callable with host or device arrays.
@@ -60,25 +68,41 @@ class Programs:
     params: Params
     text_lengths: tuple[int, ...]
     compiled: dict[Key, float] = field(default_factory=dict[Key, float])
-    _executables: dict[Key, Callable[..., Any]] = field(default_factory=dict[Key, Callable[..., Any]])
+    _executables: dict[Key, Future[Executable]] = field(default_factory=dict[Key, Future[Executable]])
+    _lock: Lock = field(default_factory=Lock)
+    _growing: set[Key] = field(default_factory=set[Key])
+    _background: Executor = field(default_factory=_one_thread)
 
-    def prepare(self, bucket: Bucket, *, image: bool) -> None:
-        """Compile what the bucket needs and is not there, with and without guidance.
+    def prepare(self, height: int, width: int, slots: Iterable[int], *, image: bool) -> None:
+        """Compile what passes of so many slots need and is not there, with and without guidance.
 
-        `image` adds the encoder of input images.
+        The size is that of the latents; `image` adds the encoder of input images. Any thread may call it.
         """
-        needed = self._all(bucket, image=image)
-        missing = [program for program in needed if program.key not in self._executables]
-        for program in needed:
-            if program.key in self._executables:
-                # Used last goes last: the first of the dictionary is the one to forget.
-                self._executables[program.key] = self._executables.pop(program.key)
-        if missing:
+        needed = [program for size in slots for program in self._all(Bucket(size, height, width), image=image)]
+        needed = list({program.key: program for program in needed}.values())
+        if not all(self._is_ready(program.key) for program in needed):
             # XLA compiles outside of Python's lock.
-            with ThreadPoolExecutor(len(missing), thread_name_prefix="compile") as pool:
-                list(pool.map(self._compile, missing))
-        while len(self._executables) > PROGRAMS_MAX:
-            del self._executables[next(iter(self._executables))]
+            with ThreadPoolExecutor(len(needed), thread_name_prefix="compile") as pool:
+                list(pool.map(self._obtain, needed))
+
+    def sizes(self, lane: Lane) -> tuple[int, ...]:
+        """Numbers of slots that can run now without compiling, in growing order."""
+        with self._lock:
+            keys = [key for key in self._executables if key[0] == "advance" and key[2:] == lane]
+        return tuple(sorted(int(key[1]) for key in keys if self._is_ready(key)))
+
+    def grow(self, lane: Lane, slots: int) -> None:
+        """Compile a further number of slots behind, for later passes; a failure is only logged."""
+        program = self._advance(Bucket(slots, lane.height, lane.width), guided=lane.guided)
+        if program.key not in self._growing:
+            self._growing.add(program.key)
+            self._background.submit(self._grow, program)
+
+    def _grow(self, program: "_Program") -> None:
+        try:
+            self._obtain(program)
+        except Exception as error:  # whatever a compiler raises: smaller passes go on
+            log.warning("%s cannot be compiled: %s", " ".join(map(str, program.key)), str(error).partition("\n")[0])
 
     def trace(self, bucket: Bucket) -> None:
         """Trace all programs of a bucket; raises what the model's code raises when configurations do not fit."""
@@ -93,11 +117,12 @@ class Programs:
 
     def encode_text(self, ids: tuple[NDArray[np.int32], ...], keep: NDArray[np.float32]) -> TextCondition:
         """See `Pipeline.encode_text`."""
-        return self._executables["encode_text", len(keep)](self._encoders, ids, keep)
+        return self._obtain(self._text(len(keep)))(self._encoders, ids, keep)
 
     def encode_image(self, image_BHWC: NDArray[np.float32]) -> tuple[Array, Array]:
         """See `Pipeline.encode_image`."""
-        return self._executables["encode_image", *image_BHWC.shape[1:3]](self._params("vae"), image_BHWC)
+        grid = (side // self.pipeline.scale_factor for side in image_BHWC.shape[1:3])
+        return self._obtain(self._encode(Bucket(1, *grid)))(self._params("vae"), image_BHWC)
 
     def advance(
         self,
@@ -110,8 +135,9 @@ class Programs:
         n_rows: int,
     ) -> State:
         """See `Pipeline.advance`; `state` is used up."""
-        key = ("advance", *state.x.shape[:3], conditions.context.shape[0] == 2)
-        executable, unet = self._executables[key], self._params("unet")
+        guided = conditions.context.shape[0] == 2
+        executable = self._obtain(self._advance(Bucket(*state.x.shape[:3]), guided=guided))
+        unet = self._params("unet")
         dispatches, rows = (n_rows, 1) if self.pipeline.kernels.loop == "host" else (1, n_rows)
         for _ in range(dispatches):
             state = executable(unet, state, tables, lengths, conditions, noise, blend, np.int32(rows))
@@ -119,7 +145,7 @@ class Programs:
 
     def decode(self, x_BHWC: NDArray[np.float32]) -> tuple[Array, Array]:
         """See `Pipeline.decode`."""
-        return self._executables["decode", *x_BHWC.shape[1:3]](self._params("vae"), x_BHWC)
+        return self._obtain(self._decode(Bucket(*x_BHWC.shape[:3])))(self._params("vae"), x_BHWC)
 
     @property
     def _encoders(self) -> Params:
@@ -172,12 +198,34 @@ class Programs:
         unet = _specs_of(self._params("unet"))
         return unet, state, tables, lengths, conditions, x, blend, _spec(dtype=np.int32)
 
-    def _compile(self, program: _Program) -> None:
+    def _is_ready(self, key: Key) -> bool:
+        future = self._executables.get(key)
+        return future is not None and future.done() and future.exception() is None
+
+    def _obtain(self, program: _Program) -> Executable:
+        """From memory, or compiled now; who asks for what another thread compiles waits for it."""
+        with self._lock:
+            known = self._executables.pop(program.key, None)
+            future = known or Future[Executable]()
+            # Used last goes last: the first of the dictionary is the one to forget.
+            self._executables[program.key] = future
+            while len(self._executables) > PROGRAMS_MAX:
+                del self._executables[next(iter(self._executables))]
+        if known is None:
+            try:
+                future.set_result(self._compile(program))
+            except BaseException as error:
+                with self._lock:
+                    self._executables.pop(program.key, None)
+                future.set_exception(error)
+        return future.result()
+
+    def _compile(self, program: _Program) -> Executable:
         began = time.perf_counter()
         executable = jax.jit(program.function, donate_argnums=program.donated).lower(*program.specs()).compile()
-        self._executables[program.key] = executable
         self.compiled[program.key] = time.perf_counter() - began
         log.info("compiled %s in %.1f s", " ".join(map(str, program.key)), self.compiled[program.key])
+        return executable
 
 
 def _spec(*shape: int, dtype: Any = np.float32) -> Any:

@@ -1,0 +1,25 @@
+"""Seconds by stage."""
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+
+class Clock:
+    """One job's; a stage that is entered again adds to its seconds."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        """Measure what is done within."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - began)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Seconds that were measured elsewhere."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
