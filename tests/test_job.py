@@ -130,7 +130,7 @@ JSON = st.recursive(
 )
 KNOWN = [*Request.model_fields, "other", "\ud800"]
 FIELDS = st.dictionaries(st.sampled_from(KNOWN), JSON | st.just("a cat"), max_size=4) | st.just(CAT)
-ITEMS = FIELDS | SCALARS | st.lists(JSON, max_size=2)
+ITEMS = FIELDS | SCALARS | st.lists(SCALARS, max_size=2)
 MANY = st.fixed_dictionaries(
     {"requests": st.lists(ITEMS, max_size=4) | ITEMS}, optional={"defaults": ITEMS, "width": JSON, "other": JSON}
 )

@@ -79,7 +79,7 @@ def test_all_bad_fields_come_in_one_answer():
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("\ud800x", "\\ud800x"), ("steps\nERROR", "steps\\nERROR"), ("größe", "größe"), ("\udc00" * 99, "")],
+    [("\ud800x", "\\ud800x"), ("steps\nERROR", "steps\\nERROR"), ("größe", "größe"), ("", "''"), ("\udc00" * 99, "")],
 )
 def test_the_name_of_an_unknown_field_can_be_sent_and_logged(name, said):
     (line,) = problems({"prompt": "a cat", name: 1})

@@ -288,4 +288,4 @@ def shown(value: object) -> str:
 
 
 def _printable(name: str) -> str:
-    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in name)
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in name) or "''"
