@@ -33,6 +33,10 @@ def _absent_if_minus_one(value: Any) -> Any:
     return None if value in (-1, "-1") else value
 
 
+def _or_minus_one(schema: dict[str, Any]) -> None:
+    schema["anyOf"].append({"const": -1})
+
+
 def _format(value: Any) -> Any:
     name = value.lower() if isinstance(value, str) else value
     return "jpeg" if name == "jpg" else name
@@ -68,7 +72,11 @@ class Request(BaseModel):
     )
     num_images: Integer = Field(1, ge=1, le=16, description="Pictures to make; picture i uses the seed plus i.")
     seed: Annotated[Integer | None, BeforeValidator(_absent_if_minus_one)] = Field(
-        None, ge=0, le=SEED_MAX, description="Same seed, same picture; absent, null or -1 draws one."
+        None,
+        ge=0,
+        le=SEED_MAX,
+        json_schema_extra=_or_minus_one,
+        description="Same seed, same picture; absent, null or -1 draws one.",
     )
     scheduler: str | None = Field(
         None, max_length=100, description="A diffusers, worker-sdxl or A1111 name; by default the checkpoint's own."
