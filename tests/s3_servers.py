@@ -11,16 +11,23 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import boto3.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from worker.bucket import Bucket
+
 KEY, SECRET = "testkey", "testsecret12345678"
 BUCKET = "pictures"
+
+
+def bucket_at(endpoint: str, **changes: Any) -> Bucket:
+    return replace(Bucket(endpoint, BUCKET, KEY, SECRET), **changes)
 
 
 @contextmanager
@@ -119,11 +126,16 @@ class Received(NamedTuple):
 
 
 class StubS3:
-    """Takes every upload; `script` says what becomes of the next ones: a status, "die" or a pause in seconds."""
+    """Takes every upload; `script` says what becomes of the next ones: a status, "die" or a pause in seconds.
+
+    A look-up finds what was uploaded; `lookup_script` has the statuses of the next ones.
+    """
 
     def __init__(self) -> None:
         self.requests: list[Received] = []
         self.script: list[int | float | str] = []
+        self.lookups: list[str] = []
+        self.lookup_script: list[int] = []
         self.lock = threading.Lock()
         stub = self
 
@@ -132,6 +144,9 @@ class StubS3:
 
             def do_PUT(self) -> None:
                 stub.put(self)
+
+            def do_HEAD(self) -> None:
+                stub.head(self)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -173,6 +188,19 @@ class StubS3:
         handler.send_header("Content-Length", str(len(said)))
         handler.end_headers()
         handler.wfile.write(said)
+
+    def head(self, handler: BaseHTTPRequestHandler) -> None:
+        with self.lock:
+            self.lookups.append(handler.path)
+            kept = next((one for one in reversed(self.requests) if one.path == handler.path), None)
+            status = self.lookup_script.pop(0) if self.lookup_script else 200 if kept else 404
+        handler.send_response(status)
+        if kept and status == 200:
+            handler.send_header("Content-Length", str(len(kept.body)))
+            for name, value in kept.headers.items():
+                if name == "content-type" or name.startswith("x-amz-meta-"):
+                    handler.send_header(name, value)
+        handler.end_headers()
 
     def close(self) -> None:
         self.server.shutdown()

@@ -15,12 +15,16 @@ ALLOWED = {
     "runner": {"control", "settings", "errors"},
     "control": {"errors"},
     "sdk": set(),
-    "service": {"control", "request", "diffusion", "inputs", "outputs", "storage", "engine", "settings", "errors"},
+    "service": {
+        "control", "job", "request", "diffusion", "inputs", "outputs", "storage", "engine", "settings", "errors",
+    },
+    "job": {"request", "errors"},
     "request": {"errors", "diffusion", "outputs"},
     "settings": {"errors"},
     "inputs": {"errors"},
     "outputs": set(),
-    "storage": {"outputs", "settings", "errors"},
+    "storage": {"bucket", "outputs", "settings", "errors"},
+    "bucket": {"settings", "errors"},
     "engine": {"families", "weights", "text", "diffusion", "nn", "request", "settings", "errors"},
     "families": {"models", "nn", "diffusion", "errors"},
     "models": {"nn", "errors"},
@@ -29,7 +33,7 @@ ALLOWED = {
     "text": {"errors"},
     "weights": {"errors"},
     "errors": set(),
-}
+}  # fmt: skip
 PURE_FOLDERS = ("nn", "models", "diffusion", "families")
 PURE_FILES = tuple(ROOT / "worker" / "weights" / name for name in ("mapping.py",))
 IMPURE_MODULES = {

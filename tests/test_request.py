@@ -2,14 +2,16 @@
 
 import json
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from worker.errors import InvalidRequest
-from worker.request import Request, parse_request
+from worker.request import Request, parse_request, request_digest
 
 
 def problems(raw: object) -> list[str]:
@@ -52,6 +54,13 @@ def problems(raw: object) -> list[str]:
         ("output_quality", 101, "1 to 100"),
         ("metadata", "perhaps", "neither true nor false"),
         ("metadata", [], "neither true nor false"),
+        ("preview", "perhaps", "neither true nor false"),
+        ("scheduler_options", 3, "3 is not an object"),
+        ("prompt", "a cat\ud83d", "half of a surrogate pair"),
+        ("image", "\ud800", "half of a surrogate pair"),
+        ("width", "\ud800", "64 to 4096 in steps of 8"),
+        ("metadata", "\ud800", "neither true nor false"),
+        ("output_format", "\ud800", "png, jpeg, webp"),
     ],
 )
 def test_one_bad_field_is_named_with_its_value(field, value, words):
@@ -66,6 +75,17 @@ def test_all_bad_fields_come_in_one_answer():
     assert [line.partition(":")[0] for line in found] == [
         "prompt", "width", "num_inference_steps", "guidance_scale", "what",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("\ud800x", "\\ud800x"), ("steps\nERROR", "steps\\nERROR"), ("größe", "größe"), ("", "''"), ("\udc00" * 99, "")],
+)
+def test_the_name_of_an_unknown_field_can_be_sent_and_logged(name, said):
+    (line,) = problems({"prompt": "a cat", name: 1})
+    assert line.startswith(said)
+    assert line.endswith(": unknown field; the README lists those that are known")
+    assert line.isprintable()
 
 
 @pytest.mark.parametrize("raw", [None, [], "text", 3])
@@ -110,6 +130,11 @@ def test_fields_that_need_each_other(raw, field):
     assert problems({"prompt": "a cat", **raw})[0].startswith(field)
 
 
+def test_fields_that_need_each_other_are_named_with_all_other_faults():
+    found = problems({"width": 0, "mask": "AAAA"})
+    assert [line.partition(":")[0] for line in found] == ["prompt", "width", "mask"]
+
+
 def test_the_local_job_is_valid():
     job = json.loads((Path(__file__).parent.parent / "test_input.json").read_text("utf-8"))
     assert parse_request(job["input"]).prompt
@@ -133,6 +158,42 @@ def test_any_input_is_a_request_or_names_its_faults(raw):
     known = [*Request.model_fields, "other"]
     for line in error.problems if error else ():
         assert line.partition(":")[0].partition(".")[0].partition(",")[0] in known
+
+
+OTHER_VALUES = {
+    "prompt": "a dog", "negative_prompt": "b", "width": 64, "height": 64, "num_images": 2, "seed": 1,
+    "scheduler": "DDIM", "scheduler_options": {"eta": 1.0}, "num_inference_steps": 3, "guidance_scale": 2,
+    "guidance_rescale": 0.5, "image": "AAAA", "image_url": "https://example.org/a.png", "mask": "AAAA",
+    "strength": 0.5, "original_size": [64, 64], "crops_coords_top_left": [1, 1], "target_size": [64, 64],
+    "negative_original_size": [64, 64], "negative_crops_coords_top_left": [1, 1], "negative_target_size": [64, 64],
+    "output_format": "webp", "output_quality": 50, "metadata": False,
+}  # fmt: skip
+
+
+def digest(fields: dict[str, Any], source: str = "toy", revision: str | None = None) -> str:
+    return request_digest(Request.model_validate({"prompt": "a cat"} | fields), source, revision)
+
+
+def test_what_makes_another_picture_makes_another_digest():
+    given = [digest({name: value}) for name, value in OTHER_VALUES.items()]
+    all_digests = [digest({}), digest({}, "other"), digest({}, revision="1"), *given]
+    assert len(set(all_digests)) == len(all_digests)
+    assert all(re.fullmatch("[0-9a-f]{64}", one) for one in all_digests)
+
+
+def test_every_field_that_decides_on_a_picture_is_in_that_test():
+    without = {"preview", "refiner_inference_steps", "high_noise_frac"}
+    assert OTHER_VALUES.keys() == Request.model_fields.keys() - without
+
+
+def test_one_request_said_in_several_ways_has_one_digest():
+    first = {"width": 64, "scheduler_options": {"a": 1, "b": 2}, "output_format": "jpg", "seed": -1, "preview": True}
+    second = {"scheduler_options": {"b": 2, "a": 1}, "width": "64", "output_format": "jpeg", "num_images": 1}
+    assert digest(first) == digest(second)
+
+
+def test_a_digest_takes_every_text_that_a_request_may_hold():
+    assert digest({"prompt": "größe 🦊", "scheduler_options": {"\ud800": "\ud800"}}) != digest({})
 
 
 def test_a_job_of_worker_sdxl_is_a_job():

@@ -1,10 +1,12 @@
-"""A job's `input`, checked: every field is declared once, with its type, bounds, default and description.
+"""A request for pictures, checked: every field is declared once, with its type, bounds, default and description.
 
-The README's table and the error messages are made from these declarations. What depends on the model (its sizes,
-its schedulers' options, whether it is told the crop) is checked when the request is planned.
+The README's table, the JSON schema and the error messages are made from these declarations. What depends on the model
+(its sizes, its schedulers' options, whether it is told the crop) is checked when the request is planned.
 """
 
+import hashlib
 import json
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, cast, get_args
 
@@ -29,6 +31,10 @@ def _no_boolean(value: Any) -> Any:
 
 def _absent_if_minus_one(value: Any) -> Any:
     return None if value in (-1, "-1") else value
+
+
+def _or_minus_one(schema: dict[str, Any]) -> None:
+    schema["anyOf"].append({"const": -1})
 
 
 def _format(value: Any) -> Any:
@@ -66,7 +72,11 @@ class Request(BaseModel):
     )
     num_images: Integer = Field(1, ge=1, le=16, description="Pictures to make; picture i uses the seed plus i.")
     seed: Annotated[Integer | None, BeforeValidator(_absent_if_minus_one)] = Field(
-        None, ge=0, le=SEED_MAX, description="Same seed, same picture; absent, null or -1 draws one."
+        None,
+        ge=0,
+        le=SEED_MAX,
+        json_schema_extra=_or_minus_one,
+        description="Same seed, same picture; absent, null or -1 draws one.",
     )
     scheduler: str | None = Field(
         None, max_length=100, description="A diffusers, worker-sdxl or A1111 name; by default the checkpoint's own."
@@ -113,6 +123,7 @@ class Request(BaseModel):
     )
     output_quality: Integer = Field(95, ge=1, le=100, description="Of JPEG and WebP; both lose detail, at 100 too.")
     metadata: bool = Field(True, description="Prompt, seed and settings inside the files, as A1111's tools read them.")
+    preview: bool = Field(False, description="A small preview picture with each progress report.")
 
     refiner_inference_steps: Integer | None = Field(
         None, ge=0, description="Of worker-sdxl's refiner, which is not served: ignored, with a warning."
@@ -156,32 +167,57 @@ _NULL_IS_ABSENT = frozenset(Request.model_fields) - {"prompt"}
 
 
 def parse_request(raw: object) -> Request:
-    """Check a job's `input`; raises InvalidRequest with one line per bad field, its value and its bounds."""
+    """Check one request; raises InvalidRequest with one line per bad field, its value and its bounds."""
     if not isinstance(raw, dict):
-        raise InvalidRequest([f"input: an object is needed, not {_shown(raw)}"])
-    given: dict[Any, Any] = {
-        name: value
-        for name, value in cast(dict[Any, Any], raw).items()
-        if value is not None or name not in _NULL_IS_ABSENT
-    }
-    try:
-        request = Request.model_validate(given)
-    except ValidationError as error:
-        found = error.errors(include_url=False)
-        more = [f"and {len(found) - _PROBLEMS_MAX} more"] if len(found) > _PROBLEMS_MAX else []
-        raise InvalidRequest([_problem(detail) for detail in found[:_PROBLEMS_MAX]] + more) from None
-    problems: list[str] = []
-    if request.image is not None and request.image_url is not None:
-        problems.append("image_url: give either image or image_url, not both")
-    if request.mask is not None and request.source_image is None:
-        problems.append("mask: an image is needed with it")
-    sizes = (request.negative_original_size, request.negative_target_size)
-    crops = request.negative_crops_coords_top_left
-    if None in sizes and any(field is not None for field in (*sizes, crops)):
-        problems.append("negative_original_size, negative_target_size: both are needed, or none")
-    if problems:
-        raise InvalidRequest(problems)
+        raise InvalidRequest([f"input: an object is needed, not {shown(raw)}"])
+    fields = named_fields(cast(dict[Any, Any], raw))
+    request, faults = check_fields(fields)
+    faults += check_together(fields)
+    if request is None or faults:
+        raise InvalidRequest(capped(faults, fault_text))
     return request
+
+
+def named_fields(raw: Mapping[Any, Any]) -> dict[str, Any]:
+    """An object's fields under names that can be checked, sent and logged.
+
+    Half a surrogate pair can be neither of the first two, and a line break would forge a line of the log.
+    """
+    return {_printable(str(name)): value for name, value in raw.items()}
+
+
+def check_fields(fields: Mapping[str, Any]) -> tuple[Request | None, list[ErrorDetails]]:
+    """The request, or what is wrong with its fields, each taken by itself."""
+    given = {name: value for name, value in fields.items() if value is not None or name not in _NULL_IS_ABSENT}
+    try:
+        return Request.model_validate(given), []
+    except ValidationError as error:
+        return None, error.errors(include_url=False)
+
+
+def check_together(fields: Mapping[str, Any]) -> list[ErrorDetails]:
+    """What is wrong with fields that need or exclude each other."""
+    given = {name for name, value in fields.items() if value is not None}
+    faults: list[ErrorDetails] = []
+    if {"image", "image_url"} <= given:
+        faults.append(fault("image_url", "give either image or image_url, not both"))
+    if "mask" in given and given.isdisjoint({"image", "image_url"}):
+        faults.append(fault("mask", "an image is needed with it"))
+    sizes = {"negative_original_size", "negative_target_size"}
+    if not sizes <= given and not given.isdisjoint({*sizes, "negative_crops_coords_top_left"}):
+        faults.append(fault("negative_original_size, negative_target_size", "both are needed, or none"))
+    return faults
+
+
+def request_digest(request: Request, model_source: str, model_revision: str | None) -> str:
+    """SHA-256, in hexadecimal, of all that decides on a request's pictures but for a seed that is drawn.
+
+    It is taken of canonical JSON: sorted names, defaults included, a picture behind a URL by its URL.
+    """
+    decisive = request.model_dump(exclude={"preview"})
+    model = {"source": model_source, "revision": model_revision}
+    text = json.dumps({"request": decisive, "model": model}, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def bounds(field: FieldInfo) -> str:
@@ -195,11 +231,23 @@ def bounds(field: FieldInfo) -> str:
     return f"{words} in steps of {found['multiple_of']}" if "multiple_of" in found else words
 
 
-def _problem(detail: ErrorDetails) -> str:
+def capped[T](faults: Sequence[T], text: Callable[[T], str]) -> list[str]:
+    """Texts of the first faults, and how many more there are; the others' texts are not made."""
+    more = len(faults) - _PROBLEMS_MAX
+    return [text(one) for one in faults[:_PROBLEMS_MAX]] + ([f"and {more} more"] if more > 0 else [])
+
+
+def fault(name: str, text: str) -> ErrorDetails:
+    """A fault that pydantic does not find, in its form."""
+    return {"type": "value_error", "loc": (name,), "msg": text, "input": None}
+
+
+def fault_text(detail: ErrorDetails) -> str:
+    """One line: the field's name, its value and what is allowed."""
     path = [str(part) for part in detail["loc"]]
     name = path[0][:_NAME_MAX] if path else "input"
     field = Request.model_fields.get(name)
-    shown = _shown(detail["input"])
+    value = detail["input"]
     match detail["type"]:
         case "extra_forbidden":
             near = get_close_matches(_COMMON.get(name, name), Request.model_fields, 1)
@@ -210,22 +258,26 @@ def _problem(detail: ErrorDetails) -> str:
         case "value_error":
             return f"{name}: {detail['msg'].removeprefix('Value error, ')}"
         case "string_too_long":
-            return f"{name}: {len(str(detail['input']))} characters, allowed are {detail.get('ctx', {})['max_length']}"
+            return f"{name}: {len(str(value))} characters, allowed are {detail.get('ctx', {})['max_length']}"
         case "string_too_short":
             return f"{name}: is empty"
         case "string_type":
-            return f"{name}: {shown} is not text"
-        case "literal_error":
-            return f"{name}: {shown} is not one of {', '.join(get_args(OutputFormat))}"
-        case "bool_type" | "bool_parsing":
-            return f"{name}: {shown} is neither true nor false"
+            return f"{name}: {shown(value)} is not text"
+        case "string_unicode" if field is not None and "str" in str(field.annotation):
+            return f"{name}: half of a surrogate pair is in it, which is not text"
+        case "literal_error" | "string_unicode" if name == "output_format":
+            return f"{name}: {shown(value)} is not one of {', '.join(get_args(OutputFormat))}"
+        case "bool_type" | "bool_parsing" | "string_unicode" if field is not None and field.annotation is bool:
+            return f"{name}: {shown(value)} is neither true nor false"
+        case "dict_type":
+            return f"{name}: {shown(value)} is not an object"
         case _ if len(path) > 1 or detail["type"] == "tuple_type":
-            return f"{name}: {shown} is not allowed: two integers of 0 to 65536 are needed"
+            return f"{name}: {shown(value)} is not allowed: two integers of 0 to 65536 are needed"
         case _:
             kind = "a number" if field is not None and "float" in str(field.annotation) else "an integer"
             allowed = bounds(field) if field is not None else ""
             also = ", or null or -1" if name == "seed" else ""
-            return f"{name}: {shown} is not allowed: {kind}{f' of {allowed}' if allowed else ''}{also} is needed"
+            return f"{name}: {shown(value)} is not allowed: {kind}{f' of {allowed}' if allowed else ''}{also} is needed"
 
 
 # Names that other services use.
@@ -237,6 +289,11 @@ _COMMON = {
 }
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as an error quotes it."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _printable(name: str) -> str:
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in name) or "''"
