@@ -16,8 +16,9 @@ ALLOWED = {
     "control": {"errors"},
     "sdk": set(),
     "service": {
-        "control", "job", "request", "diffusion", "inputs", "outputs", "storage", "engine", "settings", "errors",
+        *("answer", "control", "job", "request", "inputs", "outputs", "storage", "engine", "settings", "errors"),
     },
+    "answer": {"request", "diffusion", "outputs", "storage", "engine", "weights", "errors"},
     "job": {"request", "errors"},
     "request": {"errors", "diffusion", "outputs"},
     "settings": {"errors"},

@@ -5,19 +5,14 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator
 from io import BytesIO
-from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from PIL import Image
 
-from tests.jobs import photograph
+from tests.fake_engine import FakeEngine
 from tests.s3_servers import BUCKET, KEY, SECRET, StubS3
-from worker.engine.clock import Clock
-from worker.engine.engine import Made, Picture
 from worker.errors import SettingsError
 from worker.service import Service, load_service
 from worker.settings import Settings
@@ -25,34 +20,6 @@ from worker.storage import Bucket, folder_store, inline_store, s3_store
 
 JOB = {"prompt": "a fox in the snow", "negative_prompt": "blurry", "seed": 7}
 SMALL = {"prompt": "a fox", "width": 72, "height": 104, "num_inference_steps": 2, "seed": 1}
-
-
-class Engine:
-    """Makes the same pictures for every job, and counts its runs."""
-
-    manifest = SimpleNamespace(source="toy", revision="0" * 40, family="stable-diffusion")
-
-    def __init__(self) -> None:
-        self.runs = 0
-
-    def plan(self, request: Any, *_: object) -> Any:
-        return SimpleNamespace(
-            width=72,
-            height=104,
-            seeds=tuple(range(7, 7 + request.num_images)),
-            steps=20,
-            guidance_scale=7.5,
-            scheduler="DPMSolverMultistepScheduler",
-            scheduler_options={"use_karras_sigmas": True},
-            strength=None,
-            warnings=(),
-        )
-
-    def run(self, plans: list[Any], _checkpoint: object, _clock: Clock) -> Iterator[Made]:
-        self.runs += 1
-        for number, plan in enumerate(plans):
-            for index, seed in reversed(list(enumerate(plan.seeds))):
-                yield Made(number, index, Picture(np.asarray(photograph(plan.width, plan.height, seed)), seed))
 
 
 @pytest.fixture
@@ -63,7 +30,7 @@ def stub():
 
 
 def service(store: Any, max_answer_bytes: int = 9_000_000) -> Service:
-    return Service(cast(Any, Engine()), store, max_answer_bytes)
+    return Service(FakeEngine().as_engine, store, max_answer_bytes)
 
 
 def run(subject: Service, job: dict[str, Any], **beside: object) -> dict[str, Any]:
@@ -125,7 +92,7 @@ def test_a_failed_upload_is_one_error_and_nothing_is_made_again(stub, caplog):
         answer = run(subject, {"num_images": 3})
     assert answer.keys() == {"error"}
     assert "AccessDenied" in answer["error"]
-    assert cast(Any, subject.engine).runs == 1
+    assert len(cast(Any, subject.engine).made) == 3
     assert not any(secret in answer["error"] + caplog.text for secret in (KEY, SECRET, "Traceback"))
 
 
@@ -143,7 +110,7 @@ def test_a_jobs_own_bucket_is_checked_before_anything_is_made(stub, caplog):
     with caplog.at_level(logging.DEBUG, "worker"):
         answer = run(subject, {}, s3Config=s3_config(stub) | {"bucketName": ""})
     assert answer["error"].startswith("s3Config.bucketName: missing")
-    assert cast(Any, subject.engine).runs == 0
+    assert not cast(Any, subject.engine).made
     assert SECRET not in answer["error"] + caplog.text
 
 

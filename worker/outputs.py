@@ -14,7 +14,8 @@ from PIL.PngImagePlugin import PngInfo
 
 OutputFormat = Literal["png", "jpeg", "webp"]
 
-_EXTENSIONS: Mapping[OutputFormat, str] = {"png": "png", "jpeg": "jpg", "webp": "webp"}
+EXTENSIONS: Mapping[OutputFormat, str] = {"png": "png", "jpeg": "jpg", "webp": "webp"}
+"""File names' ends, without the dot."""
 _EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286
 # A TIFF header, and two directories of one entry each.
 _HEADER_BYTES, _DIRECTORY_BYTES = 8, 18
@@ -56,7 +57,7 @@ def encode_picture(
             image.save(buffer, "JPEG", quality=quality, subsampling=subsampling, optimize=True, exif=exif)
         case "webp":
             image.save(buffer, "WEBP", quality=quality, method=4, exif=_exif(parameters))
-    return PictureFile(buffer.getvalue(), f"image/{output_format}", _EXTENSIONS[output_format])
+    return PictureFile(buffer.getvalue(), f"image/{output_format}", EXTENSIONS[output_format])
 
 
 def parameters_text(prompt: str, negative_prompt: str | None, facts: Mapping[str, Any]) -> str:

@@ -5,49 +5,43 @@ import json
 import logging
 import secrets
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any, cast
 
+from worker.answer import Kept, made_before, made_now, picture_file, result, results, stored_facts, surroundings
 from worker.control import JobControl
-from worker.diffusion.names import title_of
 from worker.engine.clock import Clock
 from worker.engine.engine import Engine, Picture
 from worker.engine.loading import load_engine
 from worker.engine.plan import Plan
 from worker.errors import DeviceError, GenerationError, InvalidRequest, JobStopped
 from worker.inputs import read_image
-from worker.outputs import PictureFile, encode_picture, parameters_text
-from worker.request import Request, parse_request
+from worker.job import ParsedJob, parse_job
+from worker.outputs import EXTENSIONS
+from worker.request import Request, request_digest
 from worker.settings import Settings
-from worker.storage import (
-    Place,
-    Store,
-    bucket_of_settings,
-    folder_store,
-    inline_store,
-    job_store,
-    s3_store,
-)
+from worker.storage import Store, job_store, operator_store, picture_name
 
 log = logging.getLogger(__name__)
 
-
-class Kept(NamedTuple):
-    """A picture that has been stored."""
-
-    picture: Picture
-    file: PictureFile
-    place: Place
+_THREADS = 8
 
 
 @dataclass(frozen=True)
 class Service:
-    """Everything around the engine: checking, reading images, storing pictures, answering."""
+    """Everything around the engine: checking, reading images, storing pictures, answering.
+
+    `platform`: job ids name one job for good, however often it comes.
+    """
 
     engine: Engine
     store: Store
     max_answer_bytes: int
+    platform: bool = False
 
     def run(self, job: object, control: JobControl | None = None) -> dict[str, Any]:
         """Answer one job: a result, or `{"error": text}`; never an exception, never a traceback.
@@ -86,27 +80,22 @@ class Service:
 
     def _run(self, job_id: str, raw: object, own_bucket: object, control: JobControl) -> dict[str, Any]:
         began, clock = time.perf_counter(), Clock()
-        with clock.stage("prepare_s"):
-            request = parse_request(raw)
-            store = self.store if own_bucket is None else job_store(own_bucket)
-            image = read_image(*request.source_image) if request.source_image else None
-            mask = read_image("mask", request.mask) if request.mask else None
-            plan = self.engine.plan(request, image, mask)
-
-        def keep(index: int, picture: Picture) -> Kept:
-            file = self._file(request, plan, picture)
-            return Kept(picture, file, store(job_id, index, file))
-
-        with ThreadPoolExecutor(8, "store") as pool:
-            keeping: dict[int, Future[Kept]] = {}
-            for made in self.engine.run([plan], control.checkpoint, clock):
-                if isinstance(made.outcome, GenerationError):
-                    raise made.outcome
-                keeping[made.picture] = pool.submit(keep, made.picture, made.outcome)
-            with clock.stage("store_s"):
-                kept = [keeping[index].result() for index in sorted(keeping)]
+        with ThreadPoolExecutor(_THREADS, "files") as pool:
+            with clock.stage("prepare_s"):
+                job = parse_job(raw)
+                store = self.store if own_bucket is None else job_store(own_bucket)
+                orders = self._orders(job_id, job, pool)
+                list(pool.map(lambda order: order.find(store, job_id), filter(self._finds, orders)))
+            outcomes = self._make(orders, partial(self._keep, store, job_id), pool, control, clock)
         clock.add("total_s", time.perf_counter() - began)
-        answer = self._answer(request, plan, kept, clock.seconds)
+        if not job.many and isinstance(outcomes[0], GenerationError):
+            raise outcomes[0]
+        answer = results(outcomes) if job.many else {**cast(dict[str, Any], outcomes[0])}
+        answer |= surroundings(self.engine.manifest, clock.seconds)
+        if any(isinstance(outcome, DeviceError) for outcome in outcomes):
+            answer["refresh_worker"] = True
+        if failed := sum(isinstance(outcome, GenerationError) for outcome in outcomes):
+            log.error("job %s: %d of %d requests failed", job_id, failed, len(outcomes))
         size = len(json.dumps(answer, allow_nan=False))
         if size > self.max_answer_bytes:
             raise GenerationError(
@@ -114,62 +103,98 @@ class Service:
             )
         return answer
 
-    def _file(self, request: Request, plan: Plan, picture: Picture) -> PictureFile:
-        facts = {
-            "Steps": plan.steps,
-            "Sampler": title_of(plan.scheduler, plan.scheduler_options),
-            "CFG scale": f"{plan.guidance_scale:g}",
-            "Seed": picture.seed,
-            "Size": f"{plan.width}x{plan.height}",
-            "Model": self.engine.manifest.source,
-            "Denoising strength": plan.strength,
-        }
-        text = parameters_text(request.prompt, request.negative_prompt, facts) if request.metadata else None
-        return encode_picture(picture.pixels, request.output_format, request.output_quality, text)
+    def _orders(self, job_id: str, job: ParsedJob, pool: Executor) -> list["Order"]:
+        """Read and plan all requests; raises InvalidRequest with the faults of all of them."""
+        read = cache(read_image)
 
-    def _answer(
-        self,
-        request: Request,
-        plan: Plan,
-        kept: list[Kept],
-        timings: dict[str, float],
-    ) -> dict[str, Any]:
-        """`images`, `image_url` and `seed` stand where worker-sdxl puts them; `pictures` has the details of each."""
-        manifest = self.engine.manifest
-        return {
-            "images": [one.place.url for one in kept],
-            "image_url": kept[0].place.url,
-            "seed": plan.seeds[0],
-            "pictures": [_describe(*one) for one in kept],
-            "used": {
-                "width": plan.width,
-                "height": plan.height,
-                "num_inference_steps": plan.steps,
-                "guidance_scale": plan.guidance_scale,
-                "guidance_rescale": request.guidance_rescale,
-                "scheduler": plan.scheduler,
-                "scheduler_options": plan.scheduler_options,
-                "strength": plan.strength,
-            },
-            "model": {"source": manifest.source, "revision": manifest.revision, "family": manifest.family},
-            "timings": {name: round(seconds, 4) for name, seconds in timings.items()},
-            "warnings": list(plan.warnings),
-        }
+        def order(index: int, request: Request) -> Order | InvalidRequest:
+            if request.seed is None and self.platform:
+                # A job that comes a second time draws the same seeds, so that what is stored is what it asks for.
+                request = request.model_copy(update={"seed": _drawn(job_id, index)})
+            try:
+                image = read(*request.source_image) if request.source_image else None
+                mask = read("mask", request.mask) if request.mask else None
+                plan = self.engine.plan(request, image, mask)
+            except InvalidRequest as error:
+                return error
+            model = self.engine.manifest
+            digest = request_digest(request, model.source, model.revision)
+            return Order(index if job.many else None, request, plan, digest)
+
+        orders = list(pool.map(order, range(len(job.requests)), job.requests))
+        refused = {index: found.problems for index, found in enumerate(orders) if isinstance(found, InvalidRequest)}
+        if refused:
+            raise job.refusal(refused)
+        return [found for found in orders if isinstance(found, Order)]
+
+    def _finds(self, order: "Order") -> bool:
+        """Whether stored pictures are looked for: that costs a round trip, which pays for jobs of many requests."""
+        return self.platform and order.number is not None
+
+    def _make(
+        self, orders: list["Order"], keep: "Keep", pool: Executor, control: JobControl, clock: Clock
+    ) -> list[dict[str, Any] | GenerationError]:
+        """Make what is not kept yet, and store each picture as soon as it is done; one outcome for each order."""
+        wanted = [(order, order.missing()) for order in orders]
+        wanted = [(order, plan, indices) for order, (plan, indices) in wanted if indices]
+        with closing(self.engine.run([plan for _, plan, _ in wanted], control.checkpoint, clock)) as run:
+            for made in run if wanted else ():
+                order, _, indices = wanted[made.plan]
+                index = indices[made.picture]
+                if isinstance(made.outcome, GenerationError):
+                    if order.number is None:
+                        raise made.outcome
+                    order.error = made.outcome
+                else:
+                    order.keeping[index] = pool.submit(keep, order, index, made.outcome)
+        with clock.stage("store_s"):
+            return [order.outcome() for order in orders]
+
+    def _keep(self, store: Store, job_id: str, order: "Order", index: int, picture: Picture) -> Kept:
+        file = picture_file(order.request, order.plan, picture, self.engine.manifest.source)
+        facts = stored_facts(order.plan, index, file, order.digest) if self._finds(order) else {}
+        return made_now(order.plan, index, file, store.put(job_id, picture_name(order.number, index), file, facts))
 
 
-def _describe(picture: Picture, file: PictureFile, place: Place) -> dict[str, Any]:
-    height, width, _ = picture.pixels.shape
-    # A picture that is in the answer itself stands there once.
-    stored = {"url": place.url, "key": place.key, "expires_at": place.expires_at} if place.key else {}
-    return {
-        "seed": picture.seed,
-        "width": width,
-        "height": height,
-        "content_type": file.content_type,
-        "size_bytes": len(file.data),
-        "sha256": hashlib.sha256(file.data).hexdigest(),
-        **stored,
-    }
+Keep = Callable[["Order", int, Picture], Kept]
+
+
+@dataclass
+class Order:
+    """A request on its way through the service. `number`: its place among many, None if it is the only one."""
+
+    number: int | None
+    request: Request
+    plan: Plan
+    digest: str
+    kept: dict[int, Kept] = field(default_factory=dict[int, Kept])
+    keeping: dict[int, Future[Kept]] = field(default_factory=dict[int, Future[Kept]])
+    error: GenerationError | None = None
+
+    def find(self, store: Store, job_id: str) -> None:
+        """Look for the pictures that an earlier run of the job has stored for the same request."""
+        extension = EXTENSIONS[self.request.output_format]
+        for index in range(len(self.plan.seeds)):
+            found = store.find(job_id, picture_name(self.number, index), extension)
+            if kept := made_before(self.plan, index, found, self.digest):
+                self.kept[index] = kept
+
+    def missing(self) -> tuple[Plan, list[int]]:
+        """A plan for the pictures that are still to be made, and their numbers."""
+        indices = [index for index in range(len(self.plan.seeds)) if index not in self.kept]
+        return replace(self.plan, seeds=tuple(self.plan.seeds[index] for index in indices)), indices
+
+    def outcome(self) -> dict[str, Any] | GenerationError:
+        """Wait for what is being stored."""
+        try:
+            self.kept |= {index: future.result() for index, future in self.keeping.items()}
+        except GenerationError as error:
+            return self.error or error
+        return self.error or result(self.request, self.plan, [self.kept[index] for index in sorted(self.kept)])
+
+
+def _drawn(job_id: str, index: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{job_id}/{index}".encode()).digest()[:4])
 
 
 def load_service(settings: Settings, *, local: bool) -> Service:
@@ -178,6 +203,5 @@ def load_service(settings: Settings, *, local: bool) -> Service:
     Pictures go to the bucket if one is set, else in a local run to a folder, else into the answer.
     Raises StartupError when the worker cannot serve.
     """
-    bucket = bucket_of_settings(settings)
-    store = s3_store(bucket) if bucket else folder_store(settings.output_dir) if local else inline_store
-    return Service(load_engine(settings), store, settings.max_inline_bytes)
+    store = operator_store(settings, local=local)
+    return Service(load_engine(settings), store, settings.max_inline_bytes, platform=not local)

@@ -84,15 +84,16 @@ def job_store(config: object) -> Store:
 
 
 def folder_store(folder: Path) -> Store:
-    """Store into `folder/job-id/name.extension`; the place is the path. The facts are in a JSON file beside it."""
+    """Store into `folder/job-id/name.extension`; the place is the path. Facts are in a JSON file beside it."""
 
     def put(job_id: str, name: str, file: PictureFile, facts: Mapping[str, str]) -> Place:
         path = folder / _file_name(job_id, name, file.extension)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The digest tells whether picture and facts belong together, wherever a run was cut off.
-        digest = hashlib.sha256(file.data).hexdigest()
-        described = {"sha256": digest, "content_type": file.content_type, "facts": dict(facts)}
-        _replace(_facts_file(path), json.dumps(described).encode("ascii"))
+        if facts:
+            # The digest tells whether picture and facts belong together, wherever a run was cut off.
+            digest = hashlib.sha256(file.data).hexdigest()
+            described = {"sha256": digest, "content_type": file.content_type, "facts": dict(facts)}
+            _replace(_facts_file(path), json.dumps(described).encode("ascii"))
         _replace(path, file.data)
         return Place(str(path))
 
