@@ -56,10 +56,12 @@ def test_what_is_not_in_the_folder_is_not_found(tmp_path, names):
 def test_a_repeated_job_overwrites_picture_and_facts(tmp_path):
     store = folder_store(tmp_path)
     store.put("job", "0", FILE, FACTS)
-    store.put("job", "0", replace(FILE, data=b"another"), {})
+    store.put("job", "0", replace(FILE, data=b"another"), {"request": "8"})
     found = store.find("job", "0", "webp")
     assert found is not None
-    assert (found.facts, found.size_bytes) == ({}, 7)
+    assert (found.facts, found.size_bytes) == ({"request": "8"}, 7)
+    store.put("job", "0", FILE, {})
+    assert store.find("job", "0", "webp") is None, "without facts it is nobody's"
     assert len(list((tmp_path / "job").iterdir())) == 2
 
 
@@ -81,7 +83,7 @@ def test_a_run_that_is_cut_off_at_any_write_leaves_a_whole_picture_or_none(tmp_p
     if found is not None:
         assert before
         assert (found.facts, found.size_bytes) == (FACTS, len(FILE.data))
-    assert store.put("job", "0", new, {}) == Place(str(tmp_path / "job" / "0.webp"))
+    assert store.put("job", "0", new, FACTS) == Place(str(tmp_path / "job" / "0.webp"))
     assert store.find("job", "0", "webp") is not None
 
 

@@ -84,7 +84,7 @@ def job_store(config: object) -> Store:
 
 
 def folder_store(folder: Path) -> Store:
-    """Store into `folder/job-id/name.extension`; the place is the path. Facts are in a JSON file beside it."""
+    """Store into `folder/job-id/name.extension`; the place is the path. A JSON file beside it has the facts, if any."""
 
     def put(job_id: str, name: str, file: PictureFile, facts: Mapping[str, str]) -> Place:
         path = folder / _file_name(job_id, name, file.extension)
