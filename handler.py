@@ -36,6 +36,8 @@ def main() -> None:
         from worker.service import load_service
 
         service = load_service(settings, local=local)
+        if settings.warm_up and not local:
+            service.warm_up()
     except StartupError as error:
         _give_up(error, local=local)
     keep_answers()

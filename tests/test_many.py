@@ -10,7 +10,7 @@ import pytest
 from tests.fake_engine import FakeEngine
 from tests.s3_servers import BUCKET, KEY, SECRET, StubS3
 from worker.bucket import Bucket
-from worker.control import JobControl
+from worker.control import JobControl, Preview
 from worker.errors import DeviceError, GenerationError, JobStopped
 from worker.service import Service
 from worker.storage import Store, folder_store, inline_store, s3_store
@@ -71,8 +71,8 @@ def test_each_picture_is_stored_before_the_next_one_is_made(stub):
     stored: list[int] = []
 
     class Watching(JobControl):
-        def checkpoint(self, done: float) -> None:
-            super().checkpoint(done)
+        def checkpoint(self, done: float, preview: Preview | None = None) -> None:
+            super().checkpoint(done, preview)
             threading.Event().wait(0.3)
             stored.append(len(stub.requests))
 

@@ -97,3 +97,24 @@ def test_start_and_end_are_not_progress():
     assert not sent
     progress(0.5)
     assert sent == [{"progress": 0.5}]
+    time.sleep(0.01)
+    progress(0.4)
+    assert len(sent) == 1, "a job that begins again does not go back"
+
+
+def test_a_preview_is_made_only_for_a_report():
+    sent, made = [], []
+
+    def preview():
+        made.append(1)
+        return None if len(made) == 1 else "data:image/jpeg;base64,AA"
+
+    progress = Progress({"id": "x"}, lambda _job, payload: sent.append(payload), 0.05)
+    for done in range(1, 6):
+        progress(done / 1000, preview)
+    assert not made
+    time.sleep(0.06)
+    progress(0.5, preview)
+    time.sleep(0.06)
+    progress(0.6, preview)
+    assert sent == [{"progress": 0.5}, {"progress": 0.6, "preview": "data:image/jpeg;base64,AA"}]

@@ -13,6 +13,7 @@ from PIL import Image
 
 from tests.fake_engine import FakeEngine
 from tests.s3_servers import BUCKET, KEY, SECRET, StubS3
+from worker.control import JobControl
 from worker.errors import SettingsError
 from worker.service import Service, load_service
 from worker.settings import Settings
@@ -157,3 +158,16 @@ def test_options_that_give_no_course_are_refused(toy, scheduler, options):
         {"id": "x", "input": SMALL | {"scheduler": scheduler, "scheduler_options": options}}
     )
     assert "internal error" not in answer["error"]
+
+
+def test_previews_are_asked_for_and_are_small_pictures():
+    seen = []
+    control = JobControl(report=lambda _done, preview: seen.append(preview and preview()))
+    service(inline_store).run({"id": "job-1", "input": JOB | {"preview": True}}, control)
+    assert seen
+    for url in seen:
+        assert url.startswith("data:image/jpeg;base64,")
+        assert Image.open(BytesIO(base64.b64decode(url.partition(",")[2]))).size == (9, 13)
+    seen.clear()
+    service(inline_store).run({"id": "job-1", "input": JOB}, control)
+    assert seen == [None]

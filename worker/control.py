@@ -5,14 +5,19 @@ from collections.abc import Callable
 
 from worker.errors import GenerationError, JobStopped
 
+Preview = Callable[[], str | None]
+"""What is under way as a data URL; made only when it is called."""
+Report = Callable[[float, Preview | None], None]
+"""Told the part that is done, 0 to 1."""
+
 
 class JobControl:
     """One job's; the event loop stops it, the threads that work on the job ask it.
 
-    `timeout_s` counts from here, 0 is without end; `report` is told the part that is done, 0 to 1.
+    `timeout_s` counts from here, 0 is without end.
     """
 
-    def __init__(self, timeout_s: float = 0, report: Callable[[float], None] | None = None):
+    def __init__(self, timeout_s: float = 0, report: Report | None = None):
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s if timeout_s else None
         self._report = report
@@ -30,8 +35,8 @@ class JobControl:
             limit = f"{self._timeout_s:g} s (JOB_TIMEOUT_S)"
             raise GenerationError(f"the job was not done within its {limit}: ask for fewer steps or pictures")
 
-    def checkpoint(self, done: float) -> None:
+    def checkpoint(self, done: float, preview: Preview | None = None) -> None:
         """`check`, and a report of the part that is done."""
         self.check()
         if self._report is not None:
-            self._report(done)
+            self._report(done, preview)

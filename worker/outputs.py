@@ -1,5 +1,6 @@
 """8-bit pictures -> PNG, JPEG or WebP files that carry how they were made."""
 
+import base64
 import json
 import struct
 from collections.abc import Mapping
@@ -58,6 +59,11 @@ def encode_picture(
         case "webp":
             image.save(buffer, "WEBP", quality=quality, method=4, exif=_exif(parameters))
     return PictureFile(buffer.getvalue(), f"image/{output_format}", EXTENSIONS[output_format])
+
+
+def data_url(file: PictureFile) -> str:
+    """The whole file in a URL."""
+    return f"data:{file.content_type};base64,{base64.b64encode(file.data).decode('ascii')}"
 
 
 def parameters_text(prompt: str, negative_prompt: str | None, facts: Mapping[str, Any]) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from worker.control import JobControl
+from worker.control import JobControl, Preview
 from worker.settings import Settings
 
 Job = dict[str, Any]
 Run = Callable[[Job, JobControl], dict[str, Any]]
-Send = Callable[[Job, dict[str, float]], None]
+Send = Callable[[Job, dict[str, Any]], None]
 """Posts one progress report in a thread that it starts, as the SDK's `progress_update` does."""
 
 _LAST_REPORT_S = 10
@@ -58,16 +58,17 @@ class Progress:
         self._job = job
         self._send = send
         self._every_s = every_s
-        self._last = time.monotonic()
+        self._last, self._done = time.monotonic(), 0.0
         self._posting: list[threading.Thread] = []
 
-    def __call__(self, done: float) -> None:
+    def __call__(self, done: float, preview: Preview | None = None) -> None:
         now = time.monotonic()
-        # The start is no progress, and the end is the answer's to tell.
-        if 0 < done < 1 and now - self._last >= self._every_s:
-            self._last = now
+        # The start is no progress, and the end is the answer's to tell. A job that begins again does not go back.
+        if self._done < done < 1 and now - self._last >= self._every_s:
+            self._last, self._done = now, done
             before = set(threading.enumerate())
-            self._send(self._job, {"progress": round(done, 3)})
+            picture = preview() if preview else None
+            self._send(self._job, {"progress": round(done, 3)} | ({"preview": picture} if picture else {}))
             self._posting = [thread for thread in set(threading.enumerate()) - before if thread.daemon]
 
     def finish(self) -> None:

@@ -15,13 +15,13 @@ from typing import Any, cast
 from worker.answer import Kept, made_before, made_now, picture_file, result, results, stored_facts, surroundings
 from worker.control import JobControl
 from worker.engine.clock import Clock
-from worker.engine.engine import Engine, Picture
+from worker.engine.engine import Engine, Picture, Preview
 from worker.engine.loading import load_engine
 from worker.engine.plan import Plan
 from worker.errors import DeviceError, GenerationError, InvalidRequest, JobStopped
 from worker.inputs import read_image
 from worker.job import ParsedJob, parse_job
-from worker.outputs import EXTENSIONS
+from worker.outputs import EXTENSIONS, data_url, encode_picture
 from worker.request import Request, request_digest
 from worker.settings import Settings
 from worker.storage import Store, job_store, operator_store, picture_name
@@ -29,6 +29,7 @@ from worker.storage import Store, job_store, operator_store, picture_name
 log = logging.getLogger(__name__)
 
 _THREADS = 8
+_PREVIEW_QUALITY = 80
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Service:
             # Half a surrogate pair, quoted from the job, would keep the SDK from sending the answer.
             answer["error"] = answer["error"].encode("utf-8", "backslashreplace").decode()
         return answer
+
+    def warm_up(self) -> None:
+        """Make the first jobs quick; raises StartupError."""
+        self.engine.warm_up()
 
     def _try(self, job: object, control: JobControl) -> dict[str, Any]:
         fields = cast(dict[str, Any], job if isinstance(job, dict) else {})
@@ -137,7 +142,12 @@ class Service:
         """Make what is not kept yet, and store each picture as soon as it is done; one outcome for each order."""
         wanted = [(order, order.missing()) for order in orders]
         wanted = [(order, plan, indices) for order, (plan, indices) in wanted if indices]
-        with closing(self.engine.run([plan for _, plan, _ in wanted], control.checkpoint, clock)) as run:
+        wants_preview = any(order.request.preview for order in orders)
+
+        def watch(done: float, preview: Preview) -> None:
+            control.checkpoint(done, partial(_preview_url, preview) if wants_preview else None)
+
+        with closing(self.engine.run([plan for _, plan, _ in wanted], watch, clock)) as run:
             for made in run if wanted else ():
                 order, _, indices = wanted[made.plan]
                 index = indices[made.picture]
@@ -191,6 +201,11 @@ class Order:
         except GenerationError as error:
             return self.error or error
         return self.error or result(self.request, self.plan, [self.kept[index] for index in sorted(self.kept)])
+
+
+def _preview_url(preview: Preview) -> str | None:
+    pixels = preview()
+    return None if pixels is None else data_url(encode_picture(pixels, "jpeg", _PREVIEW_QUALITY, None))
 
 
 def _drawn(job_id: str, index: int) -> int:

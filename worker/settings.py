@@ -28,14 +28,17 @@ class Settings:
     )
     attention: Literal["auto", "xla", "cudnn"] = _setting("auto", "Attention kernel; auto: cudnn on an NVIDIA GPU.")
     convolution: Literal["auto", "xla", "shifted"] = _setting("auto", "3x3 convolutions; auto: shifted on a CPU.")
-    max_slots: int = _setting(4, "Most pictures in one pass; 1, 2, 4 ... up to it are compiled when first needed.")
+    max_slots: int = _setting(
+        4, "Most pictures in one pass, of one job or several; passes of 1, 2, 4 ... up to it are compiled."
+    )
+    warm_up: bool = _setting(True, "On Runpod, compile before the first job what SIZES, or the model's own size, need.")
     sizes: tuple[tuple[int, int], ...] = _setting(
         (),
         "WIDTHxHEIGHT,... that are served; others are refused. Empty: any size, compiled when first asked for.",
     )
     max_pixels: int = _setting(2048 * 2048, "Most pixels of one picture, width times height.")
     max_concurrency: int = _setting(
-        4, "Jobs in hand at once: one on the device, the others being read, waiting, encoded or uploaded."
+        5, "Jobs in hand at once: as many as share a pass, and one that is being read, encoded or uploaded."
     )
     job_timeout_s: float = _setting(0.0, "Seconds after which a job is given up with an error; 0: never.")
     progress_every_s: float = _setting(5.0, "Seconds between two progress reports of a job on Runpod; 0: none.")

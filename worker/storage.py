@@ -4,7 +4,6 @@ A picture that is kept already is found again with the facts that were given wit
 time need not make it again.
 """
 
-import base64
 import hashlib
 import json
 import logging
@@ -25,7 +24,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from worker.bucket import Bucket, bucket_of_job, bucket_of_settings, region_of
 from worker.errors import GenerationError
-from worker.outputs import PictureFile
+from worker.outputs import PictureFile, data_url
 from worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ def folder_store(folder: Path) -> Store:
 
 
 def _put_inline(_job_id: str, _name: str, file: PictureFile, _facts: Mapping[str, str]) -> Place:
-    return Place(f"data:{file.content_type};base64,{base64.b64encode(file.data).decode('ascii')}")
+    return Place(data_url(file))
 
 
 def _find_nothing(_job_id: str, _name: str, _extension: str) -> None:

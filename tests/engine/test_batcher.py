@@ -84,7 +84,7 @@ def batcher(programs: Counting, stretch_s: float = 1e-9, max_slots: int = 4) -> 
     return Batcher(cast(Any, programs), max_slots, Pace(stretch_s))
 
 
-def go_on(_done: float) -> None:
+def go_on(_done: float, _glimpse: object) -> None:
     pass
 
 
@@ -147,7 +147,7 @@ def test_a_job_that_is_stopped_leaves_within_a_turn():
     programs = Counting(row_s=0.01)
     subject, seen = batcher(programs), count()
 
-    def stop_at_5(_done: float) -> None:
+    def stop_at_5(_done: float, _glimpse: object) -> None:
         if next(seen) == 5:
             raise JobStopped("stopped")
 
@@ -179,7 +179,11 @@ def test_who_does_not_listen_any_more_leaves():
 
 def test_what_is_done_grows_to_the_end():
     programs, seen = Counting(), []
-    run(batcher(programs), [sample(1, 5), sample(2, 9), sample(3, 2, lane=OTHER)], checkpoint=seen.append)
+    run(
+        batcher(programs),
+        [sample(1, 5), sample(2, 9), sample(3, 2, lane=OTHER)],
+        checkpoint=lambda done, _: seen.append(done),
+    )
     assert seen == sorted(seen)
     assert seen[0] == 0
     assert 0.8 < seen[-1] < 1

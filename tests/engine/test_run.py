@@ -10,9 +10,11 @@ import pytest
 
 from tests.engine.test_engine import pictures
 from tests.jobs import JOB, encode_picture, half_mask, photograph, run
+from tests.platform.job_api import until
 from worker.engine.loading import load_engine
 from worker.engine.memory import is_out_of_memory
 from worker.engine.pace import Pace
+from worker.engine.turns import Lane
 from worker.request import parse_request
 from worker.settings import Settings
 
@@ -42,13 +44,13 @@ def test_a_run_tells_what_is_done_and_ends_where_it_is_told(toy):
     engine = with_engine(toy("sd1").service, pace=Slowest()).engine
     seen: list[float] = []
     plan = engine.plan(parse_request(JOB | {"num_images": 3, "num_inference_steps": 9}), None, None)
-    assert len(list(engine.run([plan], seen.append))) == 3
+    assert len(list(engine.run([plan], lambda done, _: seen.append(done)))) == 3
     assert seen == sorted(seen)
     assert seen[0] == 0
     assert 0.9 < seen[-1] < 1
     assert len(seen) > 2 * 9
 
-    def end(done: float) -> None:
+    def end(done: float, _preview: object) -> None:
         seen.append(done)
         if done > 0.5:
             raise KeyError("ended")
@@ -88,8 +90,8 @@ def test_after_warm_up_nothing_is_compiled_whatever_comes(toy):
     settings = Settings(model_dir=toy("sd1").model_dir, sizes=((72, 104),), max_slots=2)
     engine = load_engine(settings)
     engine.warm_up()
+    until(lambda: all(engine.programs.sizes(Lane(13, 9, guided)) == (1, 2) for guided in (False, True)), 60)
     compiled = dict(engine.programs.compiled)
-    assert compiled
     service = dataclasses.replace(toy("sd1").service, engine=engine)
     jobs = [JOB | {"seed": seed, "num_images": 1 + seed % 3, "guidance_scale": seed % 4} for seed in range(6)]
     jobs.append(JOB | {"image": encode_picture(photograph(90, 90)), "scheduler": "UniPC"})

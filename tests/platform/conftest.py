@@ -15,6 +15,8 @@ import pytest
 from tests.platform.job_api import JobApi, until
 
 ROOT = Path(__file__).parent.parent.parent
+EVERY_S = 0.4
+"""Seconds between two progress reports."""
 STUB = (sys.executable, "-m", "tests.platform.stub_worker")
 
 
@@ -55,7 +57,7 @@ def start(stub_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generat
 
     def run(*arguments: str, command: tuple[str, ...] = STUB, **environment: str) -> Worker:
         folder = tmp_path_factory.mktemp("worker")
-        settings = {"MODEL_DIR": str(stub_model), "PYTHONPATH": str(ROOT)}
+        settings = {"MODEL_DIR": str(stub_model), "PYTHONPATH": str(ROOT), "WARM_UP": "false"}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RUNPOD_", "JAX_"))}
         log = folder / "log"
         with log.open("wb") as out:
@@ -87,7 +89,7 @@ def api() -> Generator[JobApi]:
 @pytest.fixture(scope="module")
 def worker(api: JobApi, start: Start) -> Worker:
     """One worker for all jobs of a module, ready to take them."""
-    made = start(**api.environment, ALLOW_CPU="true", MAX_CONCURRENCY="20", PROGRESS_EVERY_S="0.4")
+    made = start(**api.environment, ALLOW_CPU="true", MAX_CONCURRENCY="20", PROGRESS_EVERY_S=str(EVERY_S))
     until(lambda: bool(api.takes), 60)
     return made
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.platform.conftest import EVERY_S
 from tests.platform.job_api import until
 from tests.platform.stub_worker import BROKEN, COMPILED, NO_MEMORY, NOT_FINITE, ROW_S, SMALL_MEMORY
 
@@ -25,7 +26,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": {}}, "prompt"),
     ({"input": {"prompt": 3}}, "prompt"),
     ({"input": {"prompt": "\ud800"}}, "prompt"),
-    ({"input": {"prompt": "a fox", "\ud800": 1}}, "input"),
+    ({"input": {"prompt": "a fox", "\ud800": 1}}, "unknown field"),
     ({"input": {"prompt": "a fox", "scheduler_options": {"\ud800": 1}}}, "not an option"),
     ({"input": {"prompt": "a fox", "width": "\ud800"}}, "width"),
     ({"input": {"prompt": "a fox", "width": 3, "seed": -7}}, "width"),
@@ -41,7 +42,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 def test_every_one_of_many_jobs_is_answered_once_and_rightly(api, worker):
     jobs, expected = [], {}
-    for number in range(200):
+    for number in range(500):
         name = f"many-{number}"
         if number % 10 == 3:
             fields, text = BAD[number // 10 % len(BAD)]
@@ -50,7 +51,7 @@ def test_every_one_of_many_jobs_is_answered_once_and_rightly(api, worker):
         else:
             jobs.append(job(name, seed=number % 7, num_images=1 + number % 2))
     api.submit(*jobs)
-    api.wait(*(entry["id"] for entry in jobs), timeout_s=60)
+    api.wait(*(entry["id"] for entry in jobs), timeout_s=150)
     pictures: dict[int, set[str]] = {}
     for entry in jobs:
         name = entry["id"]
@@ -107,9 +108,9 @@ def test_a_stopped_job_ends_soon_is_not_answered_and_leaves_the_others_untouched
 
 
 def test_a_short_job_does_not_wait_for_long_ones(api, worker):  # noqa: ARG001
-    long = [job(f"long-{number}", num_inference_steps=400, num_images=8, seed=number) for number in range(3)]
+    long = [job(f"long-{number}", num_inference_steps=900, num_images=8, seed=number) for number in range(3)]
     api.submit(*long)
-    until(lambda: all(api.posts[entry["id"]] for entry in long), 10)
+    until(lambda: any(api.posts[entry["id"]] for entry in long), 10)
     api.submit(job("short", num_inference_steps=20), job("wide", width=128, num_inference_steps=20))
     api.wait("short", "wide", timeout_s=10)
     assert not any(api.answers(entry["id"]) for entry in long)
@@ -119,14 +120,16 @@ def test_a_short_job_does_not_wait_for_long_ones(api, worker):  # noqa: ARG001
 
 def test_progress_is_sparse_grows_and_comes_before_the_answer(api, worker):  # noqa: ARG001
     api.post_delay_s = 0.7
+    began = time.monotonic()
     api.submit(job("reported", num_inference_steps=250), job("quick"))
     api.wait("reported", "quick")
+    elapsed_s = time.monotonic() - began
     time.sleep(1.0)
     api.post_delay_s = 0.0
     *progress, last = api.posts["reported"]
     assert "output" in last
     assert last.get("status") is None
-    assert 2 <= len(progress) <= 8
+    assert 2 <= len(progress) <= elapsed_s / EVERY_S
     parts = [body["output"]["progress"] for body in progress]
     assert all(body["status"] == "IN_PROGRESS" for body in progress)
     assert parts == sorted(parts)

@@ -80,6 +80,11 @@ class StepTable:
         drawing = np.flatnonzero(self.draws[row:])
         return int(len(self) - row if len(drawing) < 2 else drawing[1])
 
+    def estimate(self, x: npt.NDArray[np.float32], rows: int) -> npt.NDArray[np.float32]:
+        """The clean latent by what `x` is after so many rows: the best linear guess for a latent of unit variance."""
+        image, noise = self.coefficients[rows - 1, [REFERENCE_IMAGE, REFERENCE_NOISE]] if rows else self.init
+        return (x * (image / (image**2 + noise**2))).astype(np.float32)
+
     def packed(self, capacity: int = MAX_ROWS) -> npt.NDArray[np.float32]:
         """The coefficients as float32 [capacity, COLUMNS], zeros after the last row.
 

@@ -26,7 +26,9 @@ from worker.errors import JobStopped
 
 log = logging.getLogger(__name__)
 
-Checkpoint = Callable[[float], None]
+Glimpse = Callable[[], NDArray[np.float32] | None]
+"""The clean latent [h, w, C] of the job's foremost picture, as far as it can be guessed."""
+Checkpoint = Callable[[float, Glimpse], None]
 """Told between turns which part of a job is done, 0 to 1; what it raises ends the job."""
 
 
@@ -212,9 +214,20 @@ class Batcher:
         try:
             if job.given_up:
                 raise JobStopped("its results are not wanted")
-            job.checkpoint(job.done())
+            job.checkpoint(job.done(), lambda: self._glimpse(job))
         except Exception as error:
             self._end(job, error)
+
+    def _glimpse(self, job: Job) -> NDArray[np.float32] | None:
+        sample = max(job.waiting.values(), key=lambda sample: sample.rows)
+        if sample.rows == 0:
+            return None
+        held = self._passes.get(sample.lane)
+        if held is not None and sample in held.samples:
+            x = np.asarray(held.state.x)[held.samples.index(sample)]
+        else:
+            x = np.asarray(sample.begin()[0].state.x)
+        return sample.table.estimate(x, sample.rows)
 
     def _size(self, wanted: list[Sample]) -> int:
         """Slots of the pass for them, of those that are compiled; a better size is compiled behind."""

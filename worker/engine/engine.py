@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from worker.engine.batcher import Batcher, Checkpoint, Sample
+from worker.engine.batcher import Batcher, Glimpse, Sample
 from worker.engine.clock import Clock
 from worker.engine.memory import is_out_of_memory
 from worker.engine.pace import Pace
 from worker.engine.plan import Plan, Planner
+from worker.engine.preview import LatentColours
 from worker.engine.programs import Programs
 from worker.engine.slots import Distribution, Encoded, start
 from worker.engine.turns import Lane, pass_sizes, powers_of_two
@@ -45,7 +46,13 @@ class Made(NamedTuple):
     outcome: Picture | GenerationError
 
 
-def _go_on(_done: float) -> None:
+Preview = Callable[[], NDArray[np.uint8] | None]
+"""A small RGB picture of what is under way, one pixel for each latent; None while there is none."""
+Checkpoint = Callable[[float, Preview], None]
+"""Told between turns, about ten times a second, which part of a run is done, 0 to 1; what it raises ends the run."""
+
+
+def _go_on(_done: float, _preview: Preview) -> None:
     pass
 
 
@@ -57,6 +64,7 @@ class Engine:
     planner: Planner
     programs: Programs
     pace: Pace = field(default_factory=Pace)
+    _colours: LatentColours = field(init=False, repr=False, default_factory=LatentColours)
     _batcher: Batcher = field(init=False, repr=False)
 
     def __post_init__(self):
@@ -72,18 +80,21 @@ class Engine:
     ) -> Generator[Made]:
         """The pictures of one job's plans, in the order in which they are done.
 
-        `checkpoint` is called between turns, about ten times a second, with the part that is done; what it raises
-        ends the run and is raised here. `clock` gets the seconds of the stages; compilation is one of its own.
+        `clock` gets the seconds of the stages; compilation is one of its own.
         """
         clock = clock or Clock()
-        checkpoint(0.0)
+        checkpoint(0.0, lambda: None)
         with clock.stage("compile_s"):
             self._prepare(plans)
         began = time.perf_counter()
         courses = [_Course(self.programs, plan, clock) for plan in plans]
         wanted = [(number, index) for number, plan in enumerate(plans) for index in range(len(plan.seeds))]
         samples = [courses[number].sample(index) for number, index in wanted]
-        with closing(self._batcher.sample(samples, checkpoint)) as latents:
+
+        def watch(done: float, glimpse: Glimpse) -> None:
+            checkpoint(done, lambda: None if (latent := glimpse()) is None else self._colours.show(latent))
+
+        with closing(self._batcher.sample(samples, watch)) as latents:
             for position, latent in latents:
                 number, index = wanted[position]
                 with clock.stage("decode_s"):
@@ -93,17 +104,22 @@ class Engine:
         clock.add("sample_s", time.perf_counter() - began - others)
 
     def warm_up(self) -> None:
-        """Compile all programs of the sizes that are served, or of the model's own, and run each size once."""
+        """Compile what pictures of the sizes that are served, or of the model's own, need, and make one of each.
+
+        Passes of more than one picture are compiled behind: jobs are served meanwhile. Raises StartupError.
+        """
         settings, side = self.planner.settings, self.planner.pipeline.sample_size
         for width, height in settings.sizes or ((side, side),):
             image, mask = Image.new("RGB", (width, height)), Image.new("L", (width, height), 255)
             job = {"prompt": "", "image": "given", "width": width, "height": height, "num_inference_steps": 1}
             plan = self.plan(parse_request(job), image, mask)
-            lane = _lane(self.planner.pipeline, plan)
-            self.programs.prepare(lane.height, lane.width, powers_of_two(settings.max_slots), image=True)
             for made in self.run([plan]):
                 if isinstance(made.outcome, GenerationError):
                     raise StartupError(f"{width}x{height} cannot be made: {made.outcome}")
+            lane = _lane(self.planner.pipeline, plan)
+            for slots in powers_of_two(settings.max_slots)[1:]:
+                for guided in {lane.guided, not (self.planner.pipeline.embeds_guidance or lane.guided)}:
+                    self.programs.grow(lane._replace(guided=guided), slots)
 
     def _prepare(self, plans: Sequence[Plan]) -> None:
         counts: dict[tuple[Lane, bool], int] = {}
@@ -130,6 +146,7 @@ class Engine:
             return _fault(error, plan)
         if not finite:
             return GenerationError(f"the picture of seed {plan.seeds[index]} is not finite; it was not returned")
+        self._colours.learn(latent, pixels)
         return Picture(pixels, plan.seeds[index])
 
     def _decode(self, latent: NDArray[np.float32]) -> tuple[NDArray[np.uint8], bool]:
