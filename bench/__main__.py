@@ -1,4 +1,4 @@
-"""`python -m bench compare --model FOLDER --job JOB.json`: this worker beside PyTorch diffusers."""
+"""Measurements: this worker beside PyTorch diffusers, jobs beside each other."""
 
 import argparse
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.compare import compare
 from bench.full_size import PUBLISHED, write_full_size
+from bench.throughput import throughput
 from worker.errors import WorkerError
 
 
@@ -24,10 +25,19 @@ def main() -> None:
     random = commands.add_parser("random", help="write a checkpoint of a published size with random weights")
     random.add_argument("name", choices=sorted(PUBLISHED))
     random.add_argument("--out", type=Path, required=True)
+    many = commands.add_parser("throughput", help="jobs beside each other against one after another")
+    many.add_argument("--model", type=Path, required=True, help="a baked folder")
+    many.add_argument("--job", type=Path, required=True, help="as for compare")
+    many.add_argument("--jobs", type=int, default=8)
+    many.add_argument("--slots", type=int, default=4, help="most pictures in one pass")
+    many.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     try:
         if options.command == "random":
             write_full_size(options.name, options.out)
+        elif options.command == "throughput":
+            job = json.loads(options.job.read_text("utf-8"))["input"]
+            print(throughput(options.model, job, options.jobs, options.slots, options.rounds))
         else:
             if find_spec("torch") is None or find_spec("diffusers") is None:
                 sys.exit("bench: PyTorch and diffusers are needed: uv run --group reference python -m bench ...")

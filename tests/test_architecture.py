@@ -15,7 +15,7 @@ ALLOWED = {
     "runner": {"control", "settings", "errors"},
     "control": {"errors"},
     "sdk": set(),
-    "service": {"answer", "control", "job", "request", "inputs", "outputs", "storage", "engine", "settings"} | {"errors"},
+    "service": {"answer", "control", "errors", "inputs", "job", "outputs", "request", "settings", "storage", "engine"},
     "answer": {"request", "diffusion", "outputs", "storage", "engine", "weights", "errors"},
     "job": {"request", "errors"},
     "request": {"errors", "diffusion", "outputs"},

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.fake_engine import FakeEngine
 from tests.s3_servers import BUCKET, KEY, SECRET, StubS3
 from worker.control import JobControl
-from worker.errors import SettingsError
+from worker.errors import DeviceError, SettingsError
 from worker.service import Service, load_service
 from worker.settings import Settings
 from worker.storage import Bucket, folder_store, inline_store, s3_store
@@ -69,6 +69,20 @@ def test_besides_its_pictures_an_answer_is_small():
     pictures = {"images": [], "image_url": ""}
     assert len(json.dumps(answer | pictures)) < 4096
     assert "a fox" not in json.dumps(answer | pictures)
+
+
+def test_besides_links_an_answer_with_many_pictures_is_small(stub):
+    answer = run(service(s3_store(Bucket(stub.endpoint, BUCKET, KEY, SECRET))), {"num_images": 16})
+    assert len(answer["images"]) == 16
+    for picture in answer["pictures"]:
+        del picture["url"]
+    assert len(json.dumps(answer | {"images": [], "image_url": ""}, separators=(",", ":"))) < 4096
+
+
+def test_a_device_that_failed_asks_for_another_worker():
+    engine = FakeEngine({"a fox in the snow": DeviceError("the device failed")}).as_engine
+    answer = Service(engine, inline_store, 9_000_000).run({"id": "x", "input": JOB})
+    assert answer == {"error": "the device failed", "refresh_worker": True}
 
 
 def test_a_picture_carries_how_it_was_made():

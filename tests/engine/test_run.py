@@ -115,6 +115,27 @@ class Shared:
         return self._programs.advance(state, tables, lengths, *rest)
 
 
+@pytest.mark.xdist_group("sd1")
+def test_a_device_that_fails_is_one_error_and_asks_for_another_worker(toy, caplog):
+    service = toy("sd1").service
+    answer = with_engine(service, programs=Broken(service.engine.programs)).run({"id": "x", "input": JOB})
+    assert answer == {"error": "the device failed; the worker's log has its cause", "refresh_worker": True}
+    assert "ILLEGAL_ADDRESS" in caplog.text
+
+
+class Broken:
+    """Programs of a device that has failed for good."""
+
+    def __init__(self, programs: Any):
+        self._programs = programs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._programs, name)
+
+    def advance(self, *_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS")
+
+
 class ShortOfMemory:
     """Programs that have memory for so many pictures in a pass."""
 
