@@ -32,7 +32,7 @@ def main() -> None:
         check_device(allow_cpu=local or settings.allow_cpu)
         # Slow imports come after the check, so that a worker without a GPU ends at once.
         from worker.runner import JobRunner
-        from worker.sdk import keep_answers, serverless
+        from worker.sdk import mend, serverless
         from worker.service import load_service
 
         service = load_service(settings, local=local)
@@ -40,7 +40,7 @@ def main() -> None:
             service.warm_up()
     except StartupError as error:
         _give_up(error, local=local)
-    keep_answers()
+    mend()
     runner = JobRunner(service.run, settings, None if local else serverless.progress_update)
     serverless.start({"handler": runner.handle, "concurrency_modifier": runner.concurrency})
 

@@ -3,16 +3,23 @@
 from functools import partial
 
 import runpod
-from aiohttp import ClientConnectionError
-from runpod.serverless.modules import rp_http
+from aiohttp import ClientConnectionError, ClientSession
+from runpod.serverless.modules import rp_http, rp_scale
 
 serverless = runpod.serverless
 
 
-def keep_answers() -> None:
-    """Post an answer again when its connection is lost, as the SDK does after a server's error.
+def mend() -> None:
+    """Make the SDK answer every job that it was given; to be called before it starts.
 
-    The SDK's retries name no exceptions: one kept-alive connection that the other side has closed, and a finished
-    job would hang until the platform's time-out.
+    It posts an answer again after a server's error, but not when the connection is lost: its retries name no
+    exceptions. And a job that is handed out after SIGTERM, to the poll that was under way, would never run.
     """
     rp_http.FibonacciRetry = partial(rp_http.FibonacciRetry, exceptions={ClientConnectionError, TimeoutError})
+    rp_scale.JobScaler = _Scaler
+
+
+class _Scaler(rp_scale.JobScaler):
+    async def get_jobs(self, session: ClientSession) -> None:
+        await super().get_jobs(session)
+        await self.run_jobs(session)

@@ -20,13 +20,15 @@ Fault = int | str
 class JobApi:
     """Hands out jobs and records what comes back; to be used as a context manager.
 
-    `posts`: every accepted body of a job's done URL in the order of arrival, progress included. `takes`: query of
-    each take. `pings`: (seconds, query) of each ping. The faults are used up one by one, by the next takes or by the
-    next posts of a job; `post_delay_s` holds progress back before it counts as arrived.
+    `posts`: every accepted body of a job's done URL in the order of arrival, progress included. `takes`: query of each
+    take; `taken`: ids of the jobs that were handed out. `pings`: (seconds, query) of each ping. The faults are used up
+    one by one, by the next takes or by the next posts of a job; `post_delay_s` holds progress back before it counts as
+    arrived.
     """
 
     posts: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
     takes: list[dict[str, str]] = field(default_factory=list)
+    taken: list[str] = field(default_factory=list)
     pings: list[tuple[float, dict[str, str]]] = field(default_factory=list)
     take_faults: deque[Fault] = field(default_factory=deque)
     post_faults: dict[str, deque[Fault]] = field(default_factory=dict)
@@ -113,6 +115,7 @@ class JobApi:
         taken = [self._jobs.popleft() for _ in range(min(most, len(self._jobs)))]
         if not taken:
             return web.Response(status=204)
+        self.taken += [job["id"] for job in taken]
         return web.json_response(text=json.dumps(taken if batch else taken[0]))
 
     async def _stop(self, _request: web.Request) -> web.Response:

@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+import time
 import urllib.request
 
 import pytest
@@ -32,6 +33,19 @@ def test_a_terminated_worker_answers_what_it_has_and_ends_with_0(start, busy):
         assert worker.wait() == 0
         assert len(api.answers("last")) == int(busy)
         assert all("error" not in body for body in api.answers("last"))
+
+
+def test_a_job_that_arrives_while_the_worker_ends_is_answered(start):
+    with JobApi() as api:
+        worker = start(**api.environment, ALLOW_CPU="true")
+        until(lambda: bool(api.takes), 60)
+        worker.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        api.submit(job("late"))
+        assert worker.wait() == 0
+        taken = "late" in api.taken
+        assert len(api.answers("late")) == int(taken)
+        assert taken, "the poll that was under way has taken it"
 
 
 def test_without_a_gpu_the_worker_ends_at_once_and_the_platform_is_told_why(start):
