@@ -26,6 +26,16 @@ class Slowest(Pace):
         return 1
 
 
+class Around:
+    """Programs as they are; a test changes what it needs to."""
+
+    def __init__(self, programs: Any):
+        self._programs = programs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._programs, name)
+
+
 def with_engine(service: Any, **changes: Any) -> Any:
     return dataclasses.replace(service, engine=dataclasses.replace(service.engine, **changes))
 
@@ -100,15 +110,12 @@ def test_after_warm_up_nothing_is_compiled_whatever_comes(toy):
     assert engine.programs.compiled == compiled
 
 
-class Shared:
-    """Programs that count the pictures of each pass that have not ended."""
+class Shared(Around):
+    """Counts the pictures of each pass that have not ended."""
 
     def __init__(self, programs: Any):
-        self._programs = programs
+        super().__init__(programs)
         self.active: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._programs, name)
 
     def advance(self, state: Any, tables: Any, lengths: Any, *rest: Any) -> Any:
         self.active.append(int(np.sum(np.asarray(state.row) < np.asarray(lengths))))
@@ -123,28 +130,20 @@ def test_a_device_that_fails_is_one_error_and_asks_for_another_worker(toy, caplo
     assert "ILLEGAL_ADDRESS" in caplog.text
 
 
-class Broken:
-    """Programs of a device that has failed for good."""
-
-    def __init__(self, programs: Any):
-        self._programs = programs
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._programs, name)
+class Broken(Around):
+    """A device that has failed for good."""
 
     def advance(self, *_: Any) -> Any:
         raise jax.errors.JaxRuntimeError("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS")
 
 
-class ShortOfMemory:
-    """Programs that have memory for so many pictures in a pass."""
+class ShortOfMemory(Around):
+    """Memory for so many pictures in a pass."""
 
     def __init__(self, programs: Any, most: int):
-        self._programs, self._most = programs, most
+        super().__init__(programs)
+        self._most = most
         self.passes: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._programs, name)
 
     def advance(self, state: Any, *rest: Any) -> Any:
         self.passes.append(len(state.x))
