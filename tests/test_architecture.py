@@ -123,4 +123,4 @@ def test_only_settings_reads_the_environment():
             for node in ast.walk(ast.parse(path.read_text("utf-8")))
         )
     }
-    assert readers <= {"handler.py", "builder/fetch.py", "builder/__main__.py"}, readers
+    assert readers <= {"handler.py", "builder/fetch.py", "builder/__main__.py", "builder/compile.py"}, readers

@@ -42,6 +42,15 @@ class Settings:
     )
     job_timeout_s: float = _setting(0.0, "Seconds after which a job is given up with an error; 0: never.")
     progress_every_s: float = _setting(5.0, "Seconds between two progress reports of a job on Runpod; 0: none.")
+    program_cache: str = _setting(
+        "auto",
+        "Folder for programs that had to be compiled, or none; "
+        "auto: on the network volume, without one in the user's cache. Whoever can write to it can run code here.",
+    )
+    trust_programs: bool = _setting(
+        False, "Use stored programs without trying each once, in a process of its own, on this card and driver."
+    )
+    xla_flags: str = _setting("", "Flags for XLA; a program that was stored with others is not used.")
     allow_cpu: bool = _setting(False, "Serve on Runpod without a GPU; local runs always may.")
     max_inline_bytes: int = _setting(9_000_000, "Most bytes of an answer that carries its pictures in itself.")
     bucket_endpoint_url: str = _setting(

@@ -50,7 +50,7 @@ def check_device(*, allow_cpu: bool) -> str:
 def device_facts() -> str:
     """GPU, driver and libraries in one line, as far as they can be known."""
     packages = ("jaxlib", "jax-cuda12-plugin", "nvidia-cuda-runtime-cu12", "nvidia-cudnn-cu12")
-    versions = ", ".join(f"{name} {_version(name)}" for name in packages)
+    versions = ", ".join(f"{name} {version_of(name)}" for name in packages)
     return f"GPU and driver: {_nvidia_smi()}; {versions}; Python {platform.python_version()}"
 
 
@@ -67,7 +67,8 @@ def _nvidia_smi() -> str:
     return said or f"nvidia-smi ended with {done.returncode}"
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The installed version, or "absent"."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,6 +1,7 @@
 """From a baked folder to a model that can be served; what cannot be served is found before a job is."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -9,12 +10,15 @@ from worker.diffusion.config import ScheduleConfig
 from worker.diffusion.names import resolve
 from worker.diffusion.sampling import step_table
 from worker.engine.engine import Engine
+from worker.engine.identity import fingerprint
+from worker.engine.operations import Bucket, Operations, ParamSpecs
 from worker.engine.plan import Planner
-from worker.engine.programs import Bucket, Programs
+from worker.engine.programs import Programs
 from worker.engine.selection import select_kernels
+from worker.engine.store import open_store
 from worker.errors import CheckpointError
 from worker.families import FAMILIES
-from worker.families.latent_diffusion import Params, Pipeline, pipeline
+from worker.families.latent_diffusion import Pipeline, pipeline
 from worker.families.presets import checkpoint_defaults, distillation
 from worker.nn.kernels import Kernels
 from worker.settings import Settings
@@ -31,10 +35,15 @@ def load_engine(settings: Settings) -> Engine:
     platform = jax.default_backend()
     kernels = select_kernels(settings, platform)
     planner = load_planner(settings.model_dir, manifest, settings, kernels)
+    store = open_store(settings, manifest, program_fingerprint(planner, manifest))
     shapes = {name: part.shapes for name, part in planner.pipeline.parts.items()}
-    params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
+    with ThreadPoolExecutor(1, thread_name_prefix="programs") as pool:
+        stored = pool.submit(lambda: store.load(store.keys()))
+        params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
+        programs = Programs(operations(planner, params), params, store)
+        programs.adopt(stored.result())
     log.info("serving %s (%s, %s) on %s", manifest.source, manifest.family, kernels, platform)
-    return Engine(manifest, planner, programs(planner, params))
+    return Engine(manifest, planner, programs)
 
 
 def load_planner(model_dir: Path, manifest: Manifest, settings: Settings, kernels: Kernels) -> Planner:
@@ -60,9 +69,14 @@ def load_planner(model_dir: Path, manifest: Manifest, settings: Settings, kernel
     )
 
 
-def programs(planner: Planner, params: Params) -> Programs:
-    """The programs of a planner's model; nothing is compiled yet."""
-    return Programs(planner.pipeline, params, tuple(tokenizer.length for tokenizer in planner.tokenizers))
+def operations(planner: Planner, params: ParamSpecs) -> Operations:
+    """What can be compiled for a planner's model."""
+    return Operations(planner.pipeline, params, planner.text_lengths)
+
+
+def program_fingerprint(planner: Planner, manifest: Manifest) -> str:
+    """What the programs of a planner's model are known by."""
+    return fingerprint(manifest, planner.pipeline.kernels, planner.text_lengths)
 
 
 def check_model(model_dir: Path, manifest: Manifest) -> None:
@@ -71,9 +85,10 @@ def check_model(model_dir: Path, manifest: Manifest) -> None:
     Every program is traced for a small picture, without weights.
     """
     planner = load_planner(model_dir, manifest, Settings(), Kernels())
-    shapes = {name: dict(part.shapes) for name, part in planner.pipeline.parts.items()}
+    shapes = {name: part.shapes for name, part in planner.pipeline.parts.items()}
     try:
-        programs(planner, shapes).trace(Bucket(1, 8, 8))  # pyright: ignore[reportArgumentType]
+        for program in operations(planner, shapes).all(Bucket(1, 8, 8), image=True):
+            program.trace()
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise CheckpointError(f"{model_dir}: its configurations do not fit together: {error}") from error
 

@@ -66,6 +66,11 @@ class Planner:
     distilled: bool
     settings: Settings
 
+    @property
+    def text_lengths(self) -> tuple[int, ...]:
+        """Token ids of a text, by tokeniser."""
+        return tuple(tokenizer.length for tokenizer in self.tokenizers)
+
     def plan(self, request: Request, image: Image.Image | None, mask: Image.Image | None) -> Plan:
         """Decide everything; raises InvalidRequest with all that this model cannot do."""
         problems = self._input_problems(request, image, mask)

@@ -49,7 +49,8 @@ class Manifest(_Record):
 
     `source` is a repository or the name of a folder; `revision` the commit of a repository, None for a
     folder; `content_sha256` stands for the bytes of all files that were converted; `dtype` is what was asked
-    for (an autoencoder with `force_upcast` is kept in float32); `tokenizers`: folder -> file name -> file.
+    for (an autoencoder with `force_upcast` is kept in float32); `tokenizers`: folder -> file name -> file;
+    `programs` the sha256, and so the name, of the index of compiled programs.
     """
 
     format_version: Literal[1] = FORMAT_VERSION
@@ -64,6 +65,7 @@ class Manifest(_Record):
     tokenizers: dict[Name, dict[Name, BakedFile]]
     scheduler: dict[str, Any]
     model_index: dict[str, Any]
+    programs: Sha256 | None = None
 
 
 def read_manifest(model_dir: Path) -> Manifest:
