@@ -120,9 +120,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _shapes(text: str) -> tuple[tuple[int, int], ...]:
     shapes = [tuple(int(side) for side in shape.split("x")) for shape in text.split(",")]
     if any(len(shape) != 2 or min(shape) < 8 or any(side % 8 for side in shape) for shape in shapes):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of sizes such as 1024x1024,832x1216"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of sizes such as 1024x1024,832x1216")
     return tuple((shape[0], shape[1]) for shape in shapes)
 
 

@@ -50,7 +50,7 @@ def write_random(family: Family, files: Mapping[str, Mapping[str, Any]], folder:
     for part in family.parts:
         _write_part(folder / part.name, part, files[part.name], seed)
     for encoder, tokenizer in zip(family.text_encoders, family.tokenizers, strict=True):
-        _write_tokenizer(folder / tokenizer, files[tokenizer], files[encoder]["vocab_size"])
+        write_tokenizer(folder / tokenizer, files[tokenizer], files[encoder]["vocab_size"])
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -89,7 +89,8 @@ def _random_tensors(part: str, specs: Mapping[str, jax.ShapeDtypeStruct], seed: 
             yield normal / np.float32(math.sqrt(math.prod(shape[1:])))
 
 
-def _write_tokenizer(folder: Path, config: Mapping[str, Any], vocabulary_size: int) -> None:
+def write_tokenizer(folder: Path, config: Mapping[str, Any], vocabulary_size: int) -> None:
+    """Write a toy vocabulary of a given size, in the layout of transformers."""
     _write_json(folder / "tokenizer_config.json", config)
     _write_json(folder / "special_tokens_map.json", {k: v for k, v in config.items() if k.endswith("_token")})
     _write_json(folder / "vocab.json", vocabulary(vocabulary_size))

@@ -44,8 +44,8 @@ class Settings:
     progress_every_s: float = _setting(5.0, "Seconds between two progress reports of a job on Runpod; 0: none.")
     program_cache: str = _setting(
         "auto",
-        "Folder for programs that had to be compiled, or none; "
-        "auto: on the network volume, without one in the user's cache. Whoever can write to it can run code here.",
+        "Folder for programs that had to be compiled, or none; auto: one on the network volume, where there is one. "
+        "Whoever can write to it can run code in the worker.",
     )
     trust_programs: bool = _setting(
         False, "Use stored programs without trying each once, in a process of its own, on this card and driver."

@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 
 _READERS = 8
 _VOLUME = Path("/runpod-volume")
-_VOLUME_FOLDER = _VOLUME / "worker-programs"
-_USER_FOLDER = Path("~/.cache/worker-jax-diffusion/programs")
 
 
 class Stored(NamedTuple):
@@ -216,17 +214,10 @@ def open_store(settings: Settings, manifest: Manifest, fingerprint: str) -> Prog
 
 
 def cache_folder(setting: str) -> Path | None:
-    """The folder that a setting means: a path, "none", or "auto" for the network volume, else the user's cache."""
-    if setting == "none":
-        return None
-    if setting != "auto":
-        return Path(setting).expanduser()
-    if _VOLUME.is_dir():
-        return _VOLUME_FOLDER
-    try:
-        return _USER_FOLDER.expanduser()
-    except RuntimeError:  # a user without a home
-        return None
+    """The folder that a setting means: a path, "none", or "auto" for one on the network volume where there is one."""
+    if setting == "auto":
+        return _VOLUME / "worker-programs" if _VOLUME.is_dir() else None
+    return None if setting == "none" else Path(setting).expanduser()
 
 
 def _baked(

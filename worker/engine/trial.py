@@ -81,7 +81,7 @@ def _run_process(paths: list[Path], timeout_s: float) -> tuple[list[dict[str, An
     given = json.dumps([str(path.resolve()) for path in paths])
     try:
         done = subprocess.run(
-            command, input=given.encode(), capture_output=True, timeout=max(timeout_s, 1), check=False, cwd=root
+            command, input=given.encode(), capture_output=True, timeout=max(timeout_s, 0.1), check=False, cwd=root
         )
         output, end = done.stdout, f"ended with {done.returncode}"
     except subprocess.TimeoutExpired as error:
