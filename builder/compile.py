@@ -47,6 +47,7 @@ class Measured(NamedTuple):
     programs: int
     size_bytes: int
     seconds: float
+    cpu_seconds: float
     peak_memory_bytes: int
 
 
@@ -90,7 +91,8 @@ def describe(measured: Measured) -> str:
     """One line."""
     return (
         f"{measured.target}: {measured.programs} programs, {measured.size_bytes / 1e6:.1f} MB, "
-        f"{measured.seconds:.0f} s, {measured.peak_memory_bytes / 1e9:.1f} GB of memory"
+        f"{measured.seconds:.0f} s ({measured.cpu_seconds:.0f} s of CPU), "
+        f"{measured.peak_memory_bytes / 1e9:.1f} GB of memory"
     )
 
 
@@ -117,12 +119,11 @@ def _run_target(target: str, job: Mapping[str, Any], stub: Path, xla_flags: str)
         cwd=Path(__file__).parents[1],
         env=environment,
     )
-    lines = done.stdout.strip().splitlines()
-    answer: dict[str, Any] = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+    if done.returncode:
+        raise BuildError(f"{target}: the compiling process ended with {done.returncode}; its last lines say why")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     if "error" in answer:
         raise BuildError(f"{target}: {answer['error']}")
-    if done.returncode or not answer:
-        raise BuildError(f"{target}: the compiling process ended with {done.returncode}; its last lines say why")
     return answer
 
 
@@ -164,4 +165,5 @@ def _place(record: Record) -> tuple[object, ...]:
 
 def _measured(target: str, answer: Mapping[str, Any]) -> Measured:
     sizes = [record["size_bytes"] for record in answer["records"]]
-    return Measured(target, len(sizes), sum(sizes), answer["seconds"], answer["peak_memory_bytes"])
+    taken = (answer[name] for name in ("seconds", "cpu_seconds", "peak_memory_bytes"))
+    return Measured(target, len(sizes), sum(sizes), *taken)

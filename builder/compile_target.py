@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -52,7 +52,7 @@ def open_target(name: str) -> Target:
         topology = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=target_config(name))
     except (RuntimeError, NotImplementedError) as error:
         raise BuildError(f"JAX cannot compile for CUDA here ({reason(error)}): install the extra cuda12") from None
-    device = topology.devices[0]
+    device = cast(Any, topology.devices[0])
     mesh = Mesh(np.array([device]), ("device",))
     kernels = Kernels(attention="cudnn", convolution="xla", loop="device")
     return Target(device, kernels, NamedSharding(mesh, PartitionSpec()))
@@ -65,7 +65,8 @@ def compile_target(
     target, manifest = open_target(name), read_manifest(model_dir)
     planner = load_planner(model_dir, manifest, Settings(), target.kernels)
     ours = operations(planner, _params(manifest, planner.pipeline.parts))
-    programs = _programs(ours, shapes or [(planner.pipeline.sample_size,) * 2], slots)
+    side = planner.pipeline.sample_size
+    programs = _programs(ours, shapes or [(side, side)], slots)
     machine, known = machine_of(target.device, xla_flags), program_fingerprint(planner, manifest)
 
     def make(program: Program) -> Record:
@@ -124,7 +125,7 @@ def _programs(ours: Operations, shapes: list[tuple[int, int]], slots: list[int])
 
 
 def main() -> None:
-    """Read the job, compile, print `{"records": ..., "seconds": ..., "peak_memory_bytes": ...}` or `{"error": ...}`."""
+    """Read the job, compile, print its records and what it took, or `{"error": ...}`."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     job, began = json.load(sys.stdin), time.perf_counter()
     shapes = [(width, height) for width, height in job["shapes"]]
@@ -133,10 +134,12 @@ def main() -> None:
     except (WorkerError, RuntimeError) as error:
         print(json.dumps({"error": str(error)[:2000]}))
         return
+    usage = resource.getrusage(resource.RUSAGE_SELF)
     answer = {
         "records": [record.model_dump(mode="json") for record in records],
         "seconds": time.perf_counter() - began,
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "peak_memory_bytes": usage.ru_maxrss * 1024,
     }
     print(json.dumps(answer))
 

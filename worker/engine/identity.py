@@ -16,7 +16,6 @@ from typing import Any, cast
 import jax
 from pydantic import BaseModel, ConfigDict
 
-import worker
 from worker.engine.device import version_of
 from worker.nn.kernels import Kernels
 from worker.weights.manifest import Manifest
@@ -101,7 +100,7 @@ def digest(facts: Any) -> str:
 
 @cache
 def _sources_sha256() -> str:
-    root = Path(worker.__path__[0])
+    root = Path(__file__).parents[1]
     files = [
         path for name in _SOURCES for path in ([root / name] if name.endswith(".py") else (root / name).rglob("*.py"))
     ]

@@ -15,10 +15,10 @@ from worker.engine.operations import Bucket, Operations, ParamSpecs
 from worker.engine.plan import Planner
 from worker.engine.programs import Programs
 from worker.engine.selection import select_kernels
-from worker.engine.store import open_store
+from worker.engine.store import ProgramStore, open_store
 from worker.errors import CheckpointError
 from worker.families import FAMILIES
-from worker.families.latent_diffusion import Pipeline, pipeline
+from worker.families.latent_diffusion import Params, Pipeline, pipeline
 from worker.families.presets import checkpoint_defaults, distillation
 from worker.nn.kernels import Kernels
 from worker.settings import Settings
@@ -40,10 +40,10 @@ def load_engine(settings: Settings) -> Engine:
     with ThreadPoolExecutor(1, thread_name_prefix="programs") as pool:
         stored = pool.submit(lambda: store.load(store.keys()))
         params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
-        programs = Programs(operations(planner, params), params, store)
-        programs.adopt(stored.result())
+        made = programs(planner, params, store)
+        made.adopt(stored.result())
     log.info("serving %s (%s, %s) on %s", manifest.source, manifest.family, kernels, platform)
-    return Engine(manifest, planner, programs)
+    return Engine(manifest, planner, made)
 
 
 def load_planner(model_dir: Path, manifest: Manifest, settings: Settings, kernels: Kernels) -> Planner:
@@ -67,6 +67,11 @@ def load_planner(model_dir: Path, manifest: Manifest, settings: Settings, kernel
         distilled=distillation(manifest.source, schedule.class_name) is not None,
         settings=settings,
     )
+
+
+def programs(planner: Planner, params: Params, store: ProgramStore | None = None) -> Programs:
+    """The programs of a planner's model; nothing is compiled or loaded yet."""
+    return Programs(operations(planner, params), params, store)
 
 
 def operations(planner: Planner, params: ParamSpecs) -> Operations:
