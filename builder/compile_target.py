@@ -71,8 +71,11 @@ def compile_target(
 
     def make(program: Program) -> Record:
         began = time.perf_counter()
-        content = pack(program.compile(target.sharding))
+        compiled = program.compile(target.sharding)
         seconds = time.perf_counter() - began
+        if target.sharding:
+            check_plans(program.key, compiled.as_text() or "")
+        content = pack(compiled)
         blob = blobs.write_blob(model_dir / blobs.FOLDER, content)
         log.info("%s: %s in %.1f s, %d bytes", name, title(program.key), seconds, len(content))
         return Record(
@@ -89,6 +92,12 @@ def compile_target(
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="compile") as pool:
         records = list(pool.map(make, programs))
     return records if target.sharding else _tried(model_dir, records)
+
+
+def check_plans(key: blobs.Key, text: str) -> None:
+    """Raise BuildError if the convolutions of a compiled program are not cuDNN's; it would run, many times slower."""
+    if key[0] != "encode_text" and "__cudnn$fusion" not in text:
+        raise BuildError(f"{title(key)}: no convolution became a plan of cuDNN; its version must be that of uv.lock")
 
 
 def _tried(model_dir: Path, records: list[Record]) -> list[Record]:
