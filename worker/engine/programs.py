@@ -23,7 +23,7 @@ from worker.engine.operations import Bucket, Operations, Program
 from worker.engine.store import ProgramStore
 from worker.engine.turns import Lane
 from worker.families.family import TextCondition
-from worker.families.latent_diffusion import Conditions, Params
+from worker.families.latent_diffusion import Conditions, Params, Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +54,24 @@ class Programs:
     _growing: set[Key] = field(default_factory=set[Key])
     _background: Executor = field(default_factory=_one_thread)
 
+    @property
+    def pipeline(self) -> Pipeline:
+        """The model."""
+        return self.operations.pipeline
+
     def prepare(self, height: int, width: int, slots: Iterable[int], *, image: bool) -> None:
         """Compile what passes of so many slots need and is not there, with and without guidance.
 
         The size is that of the latents; `image` adds the encoder of input images. Any thread may call it.
         """
-        needed = [program for size in slots for program in self.operations.all(Bucket(size, height, width), image=image)]
+        needed = [
+            program for size in slots for program in self.operations.all(Bucket(size, height, width), image=image)
+        ]
         needed = list({program.key: program for program in needed}.values())
-        if not all(self._is_ready(program.key) for program in needed):
+        if not all(self._is_ready(key) for key in needed):
             # XLA compiles outside of Python's lock.
             with ThreadPoolExecutor(len(needed), thread_name_prefix="compile") as pool:
-                list(pool.map(self._obtain, needed))
+                list(pool.map(self._obtain, needed.values()))
 
     def sizes(self, lane: Lane) -> tuple[int, ...]:
         """Numbers of slots that can run now without compiling, in growing order."""
@@ -99,7 +106,7 @@ class Programs:
 
     def encode_image(self, image_BHWC: NDArray[np.float32]) -> tuple[Array, Array]:
         """See `Pipeline.encode_image`."""
-        grid = (side // self.operations.pipeline.scale_factor for side in image_BHWC.shape[1:3])
+        grid = (side // self.pipeline.scale_factor for side in image_BHWC.shape[1:3])
         return self._obtain(self.operations.encode(Bucket(1, *grid)))(self._params("vae"), image_BHWC)
 
     def advance(
@@ -116,7 +123,7 @@ class Programs:
         guided = conditions.context.shape[0] == 2
         executable = self._obtain(self.operations.advance(Bucket(*state.x.shape[:3]), guided=guided))
         unet = self._params("unet")
-        dispatches, rows = (n_rows, 1) if self.operations.pipeline.kernels.loop == "host" else (1, n_rows)
+        dispatches, rows = (n_rows, 1) if self.pipeline.kernels.loop == "host" else (1, n_rows)
         for _ in range(dispatches):
             state = executable(unet, state, tables, lengths, conditions, noise, blend, np.int32(rows))
         return state
@@ -127,7 +134,7 @@ class Programs:
 
     @property
     def _encoders(self) -> Params:
-        return self._params(*self.operations.pipeline.family.text_encoders)
+        return self._params(*self.pipeline.family.text_encoders)
 
     def _params(self, *parts: str) -> Params:
         return {part: self.params[part] for part in parts}
