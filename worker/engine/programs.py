@@ -64,10 +64,8 @@ class Programs:
 
         The size is that of the latents; `image` adds the encoder of input images. Any thread may call it.
         """
-        needed = [
-            program for size in slots for program in self.operations.all(Bucket(size, height, width), image=image)
-        ]
-        needed = list({program.key: program for program in needed}.values())
+        buckets = [Bucket(size, height, width) for size in slots]
+        needed = {program.key: program for bucket in buckets for program in self.operations.all(bucket, image=image)}
         if not all(self._is_ready(key) for key in needed):
             # XLA compiles outside of Python's lock.
             with ThreadPoolExecutor(len(needed), thread_name_prefix="compile") as pool:
