@@ -20,8 +20,8 @@ from pydantic import TypeAdapter
 from builder.staging import disk_errors
 from builder.targets import CARDS
 from worker.engine import blobs
-from worker.engine.blobs import ProgramFault, Record
-from worker.errors import BuildError
+from worker.engine.blobs import Record
+from worker.errors import BuildError, ProgramFault
 from worker.weights.manifest import read_manifest, write_manifest
 
 log = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ WorkerError
 ├── GenerationError      a valid request of which no answer can be made; the text goes to the client
 │   └── DeviceError      the device, or what drives it, failed; the worker is not trusted with another job
 │       └── OutOfMemory  its memory does not suffice
+├── ProgramFault         a stored program that cannot be used; another one is compiled instead
 ├── JobStopped           nobody waits for the answer any more
 └── StartupError         the process ends before it takes a job
     ├── SettingsError    an environment variable: its name, its value and an example
@@ -39,6 +40,10 @@ class OutOfMemory(DeviceError):
 
 class JobStopped(WorkerError):
     """The job was cancelled from outside; there is no one to answer."""
+
+
+class ProgramFault(WorkerError):
+    """A stored program that cannot be used; the text says why."""
 
 
 class StartupError(WorkerError):

@@ -20,6 +20,7 @@ from worker.engine.executable import pack, unpack
 from worker.engine.identity import default_device, machine_of
 from worker.engine.store import ProgramStore, cache_folder, record_of
 from worker.engine.trial import Outcome, compare, run_trials
+from worker.errors import ProgramFault
 
 KEYS = [("double", 4), ("double", 8), ("nan", 4)]
 MODEL = "0" * 64
@@ -277,7 +278,7 @@ def test_results_are_compared_with_those_stored(filled, monkeypatch, caplog):
 
 
 def test_bytes_that_are_no_program():
-    with pytest.raises(blobs.ProgramFault, match="does not load"):
+    with pytest.raises(ProgramFault, match="does not load"):
         unpack(b"nonsense", default_device())
 
 

@@ -13,16 +13,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from worker.engine.identity import Machine, digest
+from worker.errors import ProgramFault
 from worker.weights.manifest import Manifest, Sha256, SizeBytes
 
 FOLDER = "programs"
 """Where a baked folder has its programs."""
 
 Key = tuple[str | int | bool, ...]
-
-
-class ProgramFault(Exception):
-    """A stored program that cannot be used; its text says why."""
 
 
 class _Frozen(BaseModel):

@@ -7,7 +7,7 @@ from typing import Any, cast
 import jax
 from jax.experimental import serialize_executable
 
-from worker.engine.blobs import ProgramFault
+from worker.errors import ProgramFault
 
 _Serialised = tuple[bytes, Any, Any]
 

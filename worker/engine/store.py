@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import jax
 
 from worker.engine import blobs
-from worker.engine.blobs import Cache, Key, ProgramFault, Record, Verdict, title
+from worker.engine.blobs import Cache, Key, Record, Verdict, title
 from worker.engine.executable import pack, reason, unpack
 from worker.engine.identity import Machine, default_device, driver_version, machine_of
 from worker.engine.trial import Outcome, compare, run_trials
+from worker.errors import ProgramFault
 from worker.settings import Settings
 from worker.weights.manifest import Manifest
 

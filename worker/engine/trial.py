@@ -17,10 +17,11 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.engine.blobs import ProgramFault, digest_of
+from worker.engine.blobs import digest_of
 from worker.engine.executable import reason, unpack
 from worker.engine.identity import default_device
 from worker.engine.memory import is_out_of_memory
+from worker.errors import ProgramFault
 
 TIMEOUT_S = 240.0
 """For all programs of one process."""
