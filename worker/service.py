@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -90,7 +90,7 @@ class Service:
                 job = parse_job(raw)
                 store = self.store if own_bucket is None else job_store(own_bucket)
                 orders = self._orders(job_id, job, pool)
-                list(pool.map(lambda order: order.find(store, job_id), filter(self._finds, orders)))
+                wait([pool.submit(order.find, store, job_id) for order in orders if self._finds(order)])
             outcomes = self._make(orders, partial(self._keep, store, job_id), pool, control, clock)
         clock.add("total_s", time.perf_counter() - began)
         if not job.many and isinstance(outcomes[0], GenerationError):
