@@ -4,6 +4,7 @@ The form is that of OpenAI's CLIP: 256 symbols for the bytes, the same with an e
 merge, the start and the end token.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -23,7 +24,7 @@ water stone glass metal wood paper
 """
 
 
-def _byte_symbols() -> tuple[str, ...]:
+def byte_symbols() -> tuple[str, ...]:
     """One printable character per byte: itself where it prints, else one from 256 upwards."""
     printing = {
         *range(ord("!"), ord("~") + 1),
@@ -68,15 +69,25 @@ def _merges(vocabulary_size: int) -> tuple[tuple[str, str], ...]:
 
 
 def vocabulary(size: int) -> dict[str, int]:
-    """`vocab.json` with exactly `size` tokens, the end token last; ids that the words do not fill stay unused."""
-    symbols = _byte_symbols()
+    """`vocab.json` with exactly `size` tokens, of the words of ordinary prompts."""
+    return clip_vocabulary(_merges(size), size)
+
+
+def clip_vocabulary(merges: Sequence[tuple[str, str]], size: int) -> dict[str, int]:
+    """`vocab.json` with exactly `size` tokens, the end token last; ids that the merges do not fill stay unused."""
+    symbols = byte_symbols()
     tokens = [*symbols, *(symbol + END_OF_WORD for symbol in symbols)]
-    tokens += [left + right for left, right in _merges(size)]
+    tokens += [left + right for left, right in merges]
     unused = [f"<|unused{i}|>" for i in range(size - 2 - len(tokens))]
     return {token: i for i, token in enumerate([*tokens, *unused, START, END])}
 
 
 def merges_text(vocabulary_size: int) -> str:
     """`merges.txt` for a vocabulary of that size."""
-    lines = ["#version: 0.2", *(f"{left} {right}" for left, right in _merges(vocabulary_size))]
+    return clip_merges(_merges(vocabulary_size))
+
+
+def clip_merges(merges: Sequence[tuple[str, str]]) -> str:
+    """`merges.txt`."""
+    lines = ["#version: 0.2", *(f"{left} {right}" for left, right in merges)]
     return "\n".join(lines) + "\n"
