@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -10,7 +11,7 @@ from worker.diffusion.config import ScheduleConfig
 from worker.diffusion.names import resolve
 from worker.diffusion.sampling import step_table
 from worker.engine.engine import Engine
-from worker.engine.identity import fingerprint
+from worker.engine.identity import fingerprint, layout
 from worker.engine.operations import Bucket, Operations, ParamSpecs
 from worker.engine.plan import Planner
 from worker.engine.programs import Programs
@@ -23,7 +24,7 @@ from worker.families.presets import checkpoint_defaults, distillation
 from worker.nn.kernels import Kernels
 from worker.settings import Settings
 from worker.text.clip import ClipTokenizer, load_clip_tokenizer
-from worker.weights.load import load
+from worker.weights.load import Shapes, baked_shapes, load
 from worker.weights.manifest import Manifest, read_manifest
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def load_engine(settings: Settings) -> Engine:
     kernels = select_kernels(settings, platform)
     planner = load_planner(settings.model_dir, manifest, settings, kernels)
     store = open_store(settings, manifest, program_fingerprint(planner, manifest))
-    shapes = {name: part.shapes for name, part in planner.pipeline.parts.items()}
+    shapes = _shapes(settings.model_dir, manifest, planner.pipeline)
     with ThreadPoolExecutor(1, thread_name_prefix="programs") as pool:
         stored = pool.submit(lambda: store.load(store.keys()))
         params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
@@ -84,18 +85,28 @@ def program_fingerprint(planner: Planner, manifest: Manifest) -> str:
     return fingerprint(manifest, planner.pipeline.kernels, planner.text_lengths)
 
 
-def check_model(model_dir: Path, manifest: Manifest) -> None:
+def check_model(model_dir: Path, manifest: Manifest) -> str:
     """Raise CheckpointError if a worker could not serve the folder: the builder's last question.
 
-    Every program is traced for a small picture, without weights.
+    Every program is traced for a small picture, without weights. Returns the manifest's `layout`.
     """
     planner = load_planner(model_dir, manifest, Settings(), Kernels())
-    shapes = {name: part.shapes for name, part in planner.pipeline.parts.items()}
     try:
-        for program in operations(planner, shapes).all(Bucket(1, 8, 8), image=True):
+        for program in operations(planner, planner.pipeline.shapes).all(Bucket(1, 8, 8), image=True):
             program.trace()
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise CheckpointError(f"{model_dir}: its configurations do not fit together: {error}") from error
+    return layout(manifest, planner.pipeline.shapes)
+
+
+def _shapes(model_dir: Path, manifest: Manifest, model: Pipeline) -> Shapes:
+    """As baked, where the builder found them to be those of the very code that runs here, else as the model says."""
+    # What is wrong with a file is said when all are loaded.
+    with suppress(CheckpointError):
+        found = baked_shapes(model_dir, manifest)
+        if layout(manifest, found) == manifest.layout:
+            return found
+    return model.shapes
 
 
 def _schedule(model_dir: Path, manifest: Manifest, settings: Settings) -> ScheduleConfig:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
@@ -54,6 +55,11 @@ class Pipeline:
         from worker.nn.functional import functional
 
         return {part.name: functional(part.build(self.configs[part.name], self.kernels)) for part in self.family.parts}
+
+    @property
+    def shapes(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
+        """Part name -> parameter -> shape."""
+        return {name: part.shapes for name, part in self.parts.items()}
 
     @property
     def latent_channels(self) -> int:
