@@ -10,6 +10,8 @@ import jax
 from worker.diffusion.config import ScheduleConfig
 from worker.diffusion.names import resolve
 from worker.diffusion.sampling import step_table
+from worker.engine.blobs import Key
+from worker.engine.clock import Clock
 from worker.engine.engine import Engine
 from worker.engine.identity import fingerprint, layout
 from worker.engine.operations import Bucket, Operations, ParamSpecs
@@ -30,17 +32,28 @@ from worker.weights.manifest import Manifest, read_manifest
 log = logging.getLogger(__name__)
 
 
-def load_engine(settings: Settings) -> Engine:
-    """Load the baked folder that the settings name; raises StartupError when it cannot be served."""
-    manifest = read_manifest(settings.model_dir)
-    platform = jax.default_backend()
-    kernels = select_kernels(settings, platform)
-    planner = load_planner(settings.model_dir, manifest, settings, kernels)
-    store = open_store(settings, manifest, program_fingerprint(planner, manifest))
-    shapes = _shapes(settings.model_dir, manifest, planner.pipeline)
+def load_engine(settings: Settings, clock: Clock | None = None) -> Engine:
+    """Load the baked folder that the settings name; raises StartupError when it cannot be served.
+
+    `clock` gets the seconds of the stages; weights and programs are loaded side by side.
+    """
+    clock = clock or Clock()
+    with clock.stage("plan_s"):
+        manifest = read_manifest(settings.model_dir)
+        platform = jax.default_backend()
+        kernels = select_kernels(settings, platform)
+        planner = load_planner(settings.model_dir, manifest, settings, kernels)
+        store = open_store(settings, manifest, program_fingerprint(planner, manifest))
+        shapes = _shapes(settings.model_dir, manifest, planner.pipeline)
+
+    def load_stored() -> dict[Key, jax.stages.Compiled]:
+        with clock.stage("programs_s"):
+            return store.load(store.keys())
+
     with ThreadPoolExecutor(1, thread_name_prefix="programs") as pool:
-        stored = pool.submit(lambda: store.load(store.keys()))
-        params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
+        stored = pool.submit(load_stored)
+        with clock.stage("weights_s"):
+            params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
         made = programs(planner, params, store)
         made.adopt(stored.result())
     log.info("serving %s (%s, %s) on %s", manifest.source, manifest.family, kernels, platform)
