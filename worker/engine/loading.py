@@ -3,7 +3,9 @@
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
@@ -17,7 +19,7 @@ from worker.engine.identity import fingerprint, layout
 from worker.engine.operations import Bucket, Operations, ParamSpecs
 from worker.engine.plan import Planner
 from worker.engine.programs import Programs
-from worker.engine.selection import select_kernels
+from worker.engine.selection import select_kernels, sound_kernels
 from worker.engine.store import ProgramStore, open_store
 from worker.errors import CheckpointError
 from worker.families import FAMILIES
@@ -43,21 +45,38 @@ def load_engine(settings: Settings, clock: Clock | None = None) -> Engine:
         platform = jax.default_backend()
         kernels = select_kernels(settings, platform)
         planner = load_planner(settings.model_dir, manifest, settings, kernels)
-        store = open_store(settings, manifest, program_fingerprint(planner, manifest))
         shapes = _shapes(settings.model_dir, manifest, planner.pipeline)
 
-    def load_stored() -> dict[Key, jax.stages.Compiled]:
+    def stored() -> _Stored:
         with clock.stage("programs_s"):
-            return store.load(store.keys())
+            return _load_stored(settings, manifest, planner)
 
     with ThreadPoolExecutor(1, thread_name_prefix="programs") as pool:
-        stored = pool.submit(load_stored)
+        loading = pool.submit(stored)
         with clock.stage("weights_s"):
             params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
-        made = programs(planner, params, store)
-        made.adopt(stored.result())
-    log.info("serving %s (%s, %s) on %s", manifest.source, manifest.family, kernels, platform)
-    return Engine(manifest, planner, made)
+        found = loading.result()
+    made = programs(found.planner, params, found.store)
+    made.adopt(found.loaded)
+    log.info("serving %s (%s, %s) on %s", manifest.source, manifest.family, found.planner.pipeline.kernels, platform)
+    return Engine(manifest, found.planner, made)
+
+
+class _Stored(NamedTuple):
+    planner: Planner
+    store: ProgramStore
+    loaded: dict[Key, jax.stages.Compiled]
+
+
+def _load_stored(settings: Settings, manifest: Manifest, planner: Planner) -> _Stored:
+    """All stored programs of a model; without any, of the model with kernels that work on this device."""
+    store = open_store(settings, manifest, program_fingerprint(planner, manifest))
+    loaded = store.load(store.keys())
+    model = planner.pipeline
+    # Programs that were loaded have shown that their kernels work; trying these means compiling.
+    if loaded or (kernels := sound_kernels(model.kernels)) == model.kernels:
+        return _Stored(planner, store, loaded)
+    return _load_stored(settings, manifest, replace(planner, pipeline=replace(model, kernels=kernels)))
 
 
 def load_planner(model_dir: Path, manifest: Manifest, settings: Settings, kernels: Kernels) -> Planner:
