@@ -7,6 +7,8 @@ import logging
 import multiprocessing
 import os
 import sys
+from importlib import import_module
+from threading import Thread
 from typing import Any, NoReturn
 
 from worker.errors import StartupError
@@ -27,6 +29,8 @@ def main() -> None:
         if not local and not settings.allow_cpu:
             # Without this, JAX would go on with the CPU when CUDA fails.
             os.environ.setdefault("JAX_PLATFORMS", "cuda")
+        # The SDK waits a second for another process while it is imported: JAX is imported and tried meanwhile.
+        Thread(target=import_module, args=("worker.sdk",)).start()
         from worker.engine.device import check_device
 
         check_device(allow_cpu=local or settings.allow_cpu)

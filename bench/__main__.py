@@ -1,4 +1,4 @@
-"""Measurements: this worker beside PyTorch diffusers, jobs beside each other."""
+"""Measurements: this worker beside PyTorch diffusers, jobs beside each other, a worker's start."""
 
 import argparse
 import json
@@ -6,6 +6,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from bench.coldstart import coldstart
 from bench.compare import compare
 from bench.full_size import PUBLISHED, write_full_size
 from bench.throughput import throughput
@@ -31,10 +32,17 @@ def main() -> None:
     many.add_argument("--jobs", type=int, default=8)
     many.add_argument("--slots", type=int, default=4, help="most pictures in one pass")
     many.add_argument("--rounds", type=int, default=3)
+    cold = commands.add_parser("coldstart", help="a worker's start, part by part, with stored programs and without")
+    cold.add_argument("--model", type=Path, required=True, help="a baked folder with programs for this machine")
+    cold.add_argument("--job", type=Path, required=True, help="as for compare; of a size that was compiled")
+    cold.add_argument("--starts", type=int, default=5, help="fresh processes of each side")
     options = parser.parse_args()
     try:
         if options.command == "random":
             write_full_size(options.name, options.out)
+        elif options.command == "coldstart":
+            job = json.loads(options.job.read_text("utf-8"))["input"]
+            print(coldstart(options.model, job, options.starts))
         elif options.command == "throughput":
             job = json.loads(options.job.read_text("utf-8"))["input"]
             print(throughput(options.model, job, options.jobs, options.slots, options.rounds))

@@ -22,7 +22,7 @@ from worker.engine.executable import pack, reason
 from worker.engine.identity import default_device, machine_of
 from worker.engine.loading import load_planner, operations, program_fingerprint
 from worker.engine.operations import Bucket, Operations, Program
-from worker.engine.selection import select_kernels
+from worker.engine.selection import select_kernels, sound_kernels
 from worker.engine.trial import run_trials
 from worker.errors import BuildError, WorkerError
 from worker.nn.kernels import Kernels
@@ -47,7 +47,7 @@ class Target:
 def open_target(name: str) -> Target:
     """A card without having it, the CPU, or the default device; raises BuildError."""
     if name not in CARDS:
-        return Target(default_device(), select_kernels(Settings(), jax.default_backend()), None)
+        return Target(default_device(), sound_kernels(select_kernels(Settings(), jax.default_backend())), None)
     try:
         topology = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=target_config(name))
     except (RuntimeError, NotImplementedError) as error:

@@ -125,7 +125,7 @@ def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False) -> Ma
             scheduler=scheduler,
             model_index=index,
         )
-        check_model(staging.folder, manifest)
+        manifest = manifest.model_copy(update={"layout": check_model(staging.folder, manifest)})
         write_manifest(staging.folder, manifest)
         staging.publish()
     log.info("%s: baked, %.1f MB of weights", out, sum(part.size_bytes for part in parts.values()) / 1e6)

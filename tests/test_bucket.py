@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.s3_servers import BUCKET, KEY, SECRET, bucket_at
-from worker import storage
+from worker import s3
 from worker.bucket import Bucket, bucket_of_job, bucket_of_settings, region_of
 from worker.errors import InvalidRequest, SettingsError
 from worker.settings import load_settings
@@ -49,7 +49,7 @@ def test_the_endpoint_says_the_region_unless_the_operator_does(endpoint, region)
     assert bucket_of_settings(load_settings(ENVIRONMENT | {"BUCKET_ENDPOINT_URL": endpoint}))
     for set_region, expected in (("", region), ("mars-1", "mars-1")):
         bucket = bucket_at(endpoint, region=set_region)
-        url = storage._client(bucket).generate_presigned_url("get_object", {"Bucket": BUCKET, "Key": "a"})
+        url = s3._client(bucket).generate_presigned_url("get_object", {"Bucket": BUCKET, "Key": "a"})
         scope = parse_qs(urlsplit(url).query)["X-Amz-Credential"][0].split("/")
         assert scope[2] == expected
         assert urlsplit(url).hostname == urlsplit(endpoint).hostname
@@ -146,7 +146,7 @@ def test_a_secret_that_cannot_be_used_is_named_without_its_value(variable, value
 def test_addresses_of_a_private_network_are_endpoints(endpoint):
     bucket = bucket_of_settings(load_settings(ENVIRONMENT | {"BUCKET_ENDPOINT_URL": endpoint}))
     assert bucket is not None
-    url = storage._client(bucket).generate_presigned_url("get_object", {"Bucket": "pictures", "Key": "a"})
+    url = s3._client(bucket).generate_presigned_url("get_object", {"Bucket": "pictures", "Key": "a"})
     assert urlsplit(url).netloc.lower() == urlsplit(endpoint).netloc.lower()
 
 
@@ -154,7 +154,7 @@ def test_an_endpoint_below_a_path_is_kept():
     endpoint = "https://project.example.co/storage/v1/s3"
     bucket = bucket_of_settings(load_settings(ENVIRONMENT | {"BUCKET_ENDPOINT_URL": endpoint}))
     assert bucket is not None
-    url = storage._client(bucket).generate_presigned_url("get_object", {"Bucket": "pictures", "Key": "a"})
+    url = s3._client(bucket).generate_presigned_url("get_object", {"Bucket": "pictures", "Key": "a"})
     assert url.startswith(f"{endpoint}/pictures/a?")
 
 

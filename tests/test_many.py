@@ -12,8 +12,10 @@ from tests.s3_servers import BUCKET, KEY, SECRET, StubS3
 from worker.bucket import Bucket
 from worker.control import JobControl, Preview
 from worker.errors import DeviceError, GenerationError, JobStopped
+from worker.places import Store
+from worker.s3 import s3_store
 from worker.service import Service
-from worker.storage import Store, folder_store, inline_store, s3_store
+from worker.storage import folder_store, inline_store
 
 DEFAULTS = {"negative_prompt": "blurry", "num_inference_steps": 20, "num_images": 2}
 

@@ -15,9 +15,10 @@ from tests.fake_engine import FakeEngine
 from tests.s3_servers import BUCKET, KEY, SECRET, StubS3
 from worker.control import JobControl
 from worker.errors import DeviceError, SettingsError
+from worker.s3 import s3_store
 from worker.service import Service, load_service
 from worker.settings import Settings
-from worker.storage import Bucket, folder_store, inline_store, s3_store
+from worker.storage import Bucket, folder_store, inline_store
 
 JOB = {"prompt": "a fox in the snow", "negative_prompt": "blurry", "seed": 7}
 SMALL = {"prompt": "a fox", "width": 72, "height": 104, "num_inference_steps": 2, "seed": 1}

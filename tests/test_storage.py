@@ -8,8 +8,10 @@ import pytest
 
 from tests.s3_servers import StubS3, bucket_at
 from worker.outputs import PictureFile
+from worker.places import Found, Place, picture_name
+from worker.s3 import s3_store
 from worker.settings import Settings
-from worker.storage import Found, Place, folder_store, inline_store, operator_store, picture_name, s3_store
+from worker.storage import folder_store, inline_store, operator_store
 
 FILE = PictureFile(b"not really a picture", "image/webp", "webp")
 FACTS = {"request": "9" * 64, "seed": "7"}

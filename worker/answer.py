@@ -9,8 +9,8 @@ from worker.engine.engine import Picture
 from worker.engine.plan import Plan
 from worker.errors import GenerationError
 from worker.outputs import PictureFile, encode_picture, parameters_text
+from worker.places import Found, Place
 from worker.request import Request
-from worker.storage import Found, Place
 from worker.weights.manifest import Manifest
 
 

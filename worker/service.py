@@ -22,9 +22,10 @@ from worker.errors import DeviceError, GenerationError, InvalidRequest, JobStopp
 from worker.inputs import read_image
 from worker.job import ParsedJob, parse_job
 from worker.outputs import EXTENSIONS, data_url, encode_picture
+from worker.places import Store, picture_name
 from worker.request import Request, request_digest
 from worker.settings import Settings
-from worker.storage import Store, job_store, operator_store, picture_name
+from worker.storage import job_store, operator_store
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ def main() -> None:
         "programs_compiled": [list(key) for key in engine.programs.compiled],
         "programs_loaded": [list(key) for key in store.loaded],
         "faults": [[list(key), fault] for key, fault in store.faults.items()],
-        "flax": "flax" in sys.modules,
+        "imported": sorted({name.partition(".")[0] for name in sys.modules}),
         "answer": answer,
     }
     print(json.dumps(told))

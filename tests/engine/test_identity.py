@@ -4,10 +4,12 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from worker.engine import identity
-from worker.engine.identity import Machine, default_device, fingerprint, machine_of
+from worker.engine.identity import Machine, default_device, fingerprint, layout, machine_of
 from worker.nn.kernels import Kernels
 from worker.weights.manifest import BakedPart, Manifest
 
@@ -102,10 +104,24 @@ def test_a_fingerprint_is_of_programs_not_of_weights():
         assert fingerprint(MANIFEST, other, [77]) != known
 
 
-def test_a_fingerprint_changes_with_the_code(monkeypatch):
-    known = fingerprint(MANIFEST, Kernels(), [77])
+def test_a_layout_is_of_names_shapes_and_the_model():
+    def one(name: str, *shape: int) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
+        return {"unet": {name: jax.ShapeDtypeStruct(shape, np.float32)}}
+
+    known = layout(MANIFEST, one("conv_in.weight", 4, 3))
+    weights = {"parts": {"unet": PART.model_copy(update={"sha256": "1" * 64, "size_bytes": 5})}, "source": "other"}
+    assert layout(MANIFEST.model_copy(update=weights), one("conv_in.weight", 4, 3)) == known
+    for shapes in (one("conv_in.weight", 3, 4), one("conv_in.bias", 4, 3), {}):
+        assert layout(MANIFEST, shapes) != known
+    config = {"parts": {"unet": PART.model_copy(update={"config": {"layers": 3}})}}
+    assert layout(MANIFEST.model_copy(update=config), one("conv_in.weight", 4, 3)) != known
+
+
+@pytest.mark.parametrize("digest", [lambda: fingerprint(MANIFEST, Kernels(), [77]), lambda: layout(MANIFEST, {})])
+def test_a_digest_changes_with_the_code(monkeypatch, digest):
+    known = digest()
     monkeypatch.setattr(identity, "_SOURCES", identity._SOURCES[1:])
     identity._sources_sha256.cache_clear()
-    other = fingerprint(MANIFEST, Kernels(), [77])
+    other = digest()
     identity._sources_sha256.cache_clear()
     assert other != known

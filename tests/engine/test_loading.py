@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from worker.engine import loading, selection
 from worker.engine.loading import load_engine
+from worker.engine.store import ProgramStore
 from worker.errors import CheckpointError
+from worker.nn.kernels import Kernels
 from worker.settings import Settings
 from worker.weights.manifest import read_manifest
 
@@ -80,3 +83,36 @@ def test_a_null_sample_size_is_the_family_s(folder):
     edit(folder, lambda manifest: manifest["parts"]["unet"]["config"].update(sample_size=None))
     assert read_manifest(folder).parts["unet"].config["sample_size"] is None
     assert load_engine(Settings(model_dir=folder)).planner.pipeline.sample_size == 512
+
+
+@pytest.mark.xdist_group("sd1")
+@pytest.mark.parametrize(("layout", "built"), [("as baked", False), (None, True), ("0" * 64, True)])
+def test_the_model_is_built_only_where_the_layout_is_of_other_code(folder, layout, built):
+    if layout != "as baked":
+        edit(folder, lambda manifest: manifest.update(layout=layout))
+    engine = load_engine(Settings(model_dir=folder))
+    assert ("parts" in vars(engine.planner.pipeline)) == built
+    assert engine.programs.params.keys() == {"text_encoder", "unet", "vae"}
+
+
+@pytest.mark.xdist_group("sd1")
+def test_a_header_that_was_changed(folder):
+    path = folder / "unet.safetensors"
+    content = path.read_bytes()
+    assert content.count(b'"conv_in.weight"') == 1
+    path.write_bytes(content.replace(b'"conv_in.weight"', b'"conv_xx.weight"'))
+    with pytest.raises(CheckpointError, match=r"unknown \(1\): conv_xx.weight; missing \(1\): conv_in.weight"):
+        load_engine(Settings(model_dir=folder))
+
+
+@pytest.mark.xdist_group("sd1")
+@pytest.mark.parametrize("loaded", [True, False])
+def test_kernels_are_tried_only_where_no_program_is_stored(folder, monkeypatch, loaded):
+    monkeypatch.setattr(loading, "select_kernels", lambda *_: Kernels(attention="cudnn", loop="host"))
+    monkeypatch.setattr(ProgramStore, "load", lambda _store, _keys: {("decode", 1, 1): print} if loaded else {})
+    tried: list[Kernels] = []
+    monkeypatch.setattr(selection, "attention_fault", lambda kernels: tried.append(kernels) or "fails")
+    engine = load_engine(Settings(model_dir=folder))
+    assert engine.planner.pipeline.kernels.attention == ("cudnn" if loaded else "xla")
+    assert len(tried) == (0 if loaded else 1)
+    assert engine.programs.pipeline is engine.planner.pipeline

@@ -3,7 +3,7 @@
 import logging
 
 from worker.engine import selection
-from worker.engine.selection import attention_fault, select_kernels
+from worker.engine.selection import attention_fault, select_kernels, sound_kernels
 from worker.nn.kernels import Kernels
 from worker.settings import Settings
 
@@ -15,14 +15,14 @@ def test_each_platform_has_its_own():
 def test_a_fused_attention_that_fails_is_replaced_and_said(caplog):
     # There is no cuDNN here, which is the failure.
     with caplog.at_level(logging.WARNING):
-        kernels = select_kernels(Settings(), "gpu")
+        kernels = sound_kernels(select_kernels(Settings(), "gpu"))
     assert kernels == Kernels(attention="xla", convolution="xla", loop="device")
     assert "cudnn failed its self-test" in caplog.text
 
 
 def test_a_fused_attention_that_works_is_kept(monkeypatch):
     monkeypatch.setattr(selection, "attention_fault", lambda _: None)
-    assert select_kernels(Settings(), "gpu").attention == "cudnn"
+    assert sound_kernels(select_kernels(Settings(), "gpu")).attention == "cudnn"
 
 
 def test_a_wrong_result_is_a_fault(monkeypatch):

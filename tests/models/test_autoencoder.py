@@ -9,7 +9,8 @@ from flax import nnx
 
 from tests.models import toy
 from tests.nn.reference import assert_close, nchw, nhwc, noise, parameters, randomise, run
-from worker.models.autoencoder import Autoencoder, AutoencoderConfig
+from worker.models.autoencoder import Autoencoder
+from worker.models.autoencoder_config import AutoencoderConfig
 from worker.nn.kernels import Kernels
 
 CASES = pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from tests.models import toy
 from tests.nn.reference import assert_close, parameters, randomise, run
-from worker.models.clip_text import CLIPText, CLIPTextConfig, CLIPTextOutput
+from worker.models.clip_text import CLIPText, CLIPTextOutput
+from worker.models.clip_text_config import CLIPTextConfig
 from worker.nn.kernels import Kernels
 
 END = 90

@@ -12,9 +12,12 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from bench import published
 from tests.nn.reference import names_and_shapes
-from worker.models.autoencoder import Autoencoder, AutoencoderConfig
-from worker.models.clip_text import CLIPText, CLIPTextConfig
-from worker.models.unet import UNet, UNetConfig
+from worker.models.autoencoder import Autoencoder
+from worker.models.autoencoder_config import AutoencoderConfig
+from worker.models.clip_text import CLIPText
+from worker.models.clip_text_config import CLIPTextConfig
+from worker.models.unet import UNet
+from worker.models.unet_config import UNetConfig
 from worker.nn.functional import functional
 from worker.nn.kernels import Kernels
 

@@ -11,10 +11,10 @@ from transformers import CLIPTextConfig as ReferenceCLIPTextConfig
 
 from bench import published
 from worker.errors import CheckpointError
-from worker.models import autoencoder, clip_text, unet_config
-from worker.models.autoencoder import AutoencoderConfig
-from worker.models.clip_text import CLIPTextConfig
-from worker.models.unet import UNetConfig
+from worker.models import autoencoder_config, clip_text_config, unet_config
+from worker.models.autoencoder_config import AutoencoderConfig
+from worker.models.clip_text_config import CLIPTextConfig
+from worker.models.unet_config import UNetConfig
 
 
 def read_unet(changes: dict[str, Any]) -> UNetConfig:
@@ -82,7 +82,7 @@ def test_all_problems_are_named_at_once():
     [
         (UNet2DConditionModel, unet_config.OPTIONS, unet_config.IRRELEVANT, set()),
         # An absent factor is left to the family: the reference's default is wrong for SDXL.
-        (AutoencoderKL, autoencoder.OPTIONS, "", {"scaling_factor"}),
+        (AutoencoderKL, autoencoder_config.OPTIONS, "", {"scaling_factor"}),
     ],
 )
 def test_defaults_are_those_of_the_reference(
@@ -97,7 +97,7 @@ def test_defaults_are_those_of_the_reference(
 
 def test_text_encoder_defaults_are_those_of_the_reference():
     written = ReferenceCLIPTextConfig().to_dict()
-    assert {name: option.default for name, option in clip_text.OPTIONS.items() if name in written}.items() <= (
+    assert {name: option.default for name, option in clip_text_config.OPTIONS.items() if name in written}.items() <= (
         written.items()
     )
     assert CLIPTextConfig.from_json(written, projected=True) == CLIPTextConfig.from_json({}, projected=True)

@@ -11,7 +11,8 @@ from diffusers import UNet2DConditionModel
 
 from tests.models import toy
 from tests.nn.reference import assert_close, nchw, nhwc, noise, parameters, randomise, run
-from worker.models.unet import UNet, UNetConfig
+from worker.models.unet import UNet
+from worker.models.unet_config import UNetConfig
 from worker.nn.kernels import Kernels
 
 # Odd at two levels: the way up has to cut its doubled grids.

@@ -10,8 +10,9 @@ from diffusers.models.attention_processor import Attention as ReferenceAttention
 from tests.nn.program import equations
 from tests.nn.reference import assert_close, nchw, noise, parameters, randomise, run
 from worker.nn import attention as module
-from worker.nn.attention import Attention, GridAttention, attention
+from worker.nn.attention import attention
 from worker.nn.kernels import Kernels
+from worker.nn.multi_head import Attention, GridAttention
 
 
 def queries_keys_values(queries: int, keys: int, head_width: int = 6) -> tuple[np.ndarray, ...]:

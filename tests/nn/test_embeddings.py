@@ -7,7 +7,8 @@ from diffusers.models.embeddings import TimestepEmbedding as ReferenceTimestepEm
 from diffusers.models.embeddings import get_timestep_embedding
 
 from tests.nn.reference import assert_close, noise, parameters, randomise, run
-from worker.nn.embeddings import TimestepEmbedding, guidance_embedding, timestep_sinusoids
+from worker.nn.embeddings import TimestepEmbedding
+from worker.nn.sinusoids import guidance_embedding, timestep_sinusoids
 
 TIMES = np.array([0, 1, 20, 499, 980, 999, 0.25, 721.3749], np.float32)
 

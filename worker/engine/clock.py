@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """One job's; a stage that is entered again adds to its seconds."""
+    """One job's, or one start's; a stage that is entered again adds to its seconds."""
 
     def __init__(self):
         self.seconds: dict[str, float] = {}

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from worker.engine.device import version_of
 from worker.nn.kernels import Kernels
+from worker.weights.load import Shapes
 from worker.weights.manifest import Manifest
 
 # What programs are made of: the pure folders, and the file with the shapes of their arguments.
@@ -82,15 +83,26 @@ def driver_version() -> str:
 
 def fingerprint(manifest: Manifest, kernels: Kernels, text_lengths: Iterable[int]) -> str:
     """sha256 of all that determines the programs of a baked model but their sizes."""
-    facts = {
+    return digest(_model(manifest) | {"kernels": asdict(kernels), "text_lengths": list(text_lengths)})
+
+
+def layout(manifest: Manifest, shapes: Shapes) -> str:
+    """sha256 of the shapes of all parameters and of all that determines them.
+
+    A baked folder whose manifest has this digest has the parameters of the model as today's code declares it: the model
+    need not be built to find out.
+    """
+    found = {part: {name: list(spec.shape) for name, spec in specs.items()} for part, specs in shapes.items()}
+    return digest(_model(manifest) | {"shapes": found})
+
+
+def _model(manifest: Manifest) -> dict[str, Any]:
+    return {
         "sources": _sources_sha256(),
         "flax": version_of("flax"),
         "family": manifest.family,
         "parts": {name: [part.dtype, part.config] for name, part in manifest.parts.items()},
-        "kernels": asdict(kernels),
-        "text_lengths": list(text_lengths),
     }
-    return digest(facts)
 
 
 def digest(facts: Any) -> str:

@@ -2,19 +2,24 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
 from worker.diffusion.config import ScheduleConfig
 from worker.diffusion.names import resolve
 from worker.diffusion.sampling import step_table
+from worker.engine.blobs import Key
+from worker.engine.clock import Clock
 from worker.engine.engine import Engine
-from worker.engine.identity import fingerprint
+from worker.engine.identity import fingerprint, layout
 from worker.engine.operations import Bucket, Operations, ParamSpecs
 from worker.engine.plan import Planner
 from worker.engine.programs import Programs
-from worker.engine.selection import select_kernels
+from worker.engine.selection import select_kernels, sound_kernels
 from worker.engine.store import ProgramStore, open_store
 from worker.errors import CheckpointError
 from worker.families import FAMILIES
@@ -23,27 +28,55 @@ from worker.families.presets import checkpoint_defaults, distillation
 from worker.nn.kernels import Kernels
 from worker.settings import Settings
 from worker.text.clip import ClipTokenizer, load_clip_tokenizer
-from worker.weights.load import load
+from worker.weights.load import Shapes, baked_shapes, load
 from worker.weights.manifest import Manifest, read_manifest
 
 log = logging.getLogger(__name__)
 
 
-def load_engine(settings: Settings) -> Engine:
-    """Load the baked folder that the settings name; raises StartupError when it cannot be served."""
-    manifest = read_manifest(settings.model_dir)
-    platform = jax.default_backend()
-    kernels = select_kernels(settings, platform)
-    planner = load_planner(settings.model_dir, manifest, settings, kernels)
-    store = open_store(settings, manifest, program_fingerprint(planner, manifest))
-    shapes = {name: part.shapes for name, part in planner.pipeline.parts.items()}
+def load_engine(settings: Settings, clock: Clock | None = None) -> Engine:
+    """Load the baked folder that the settings name; raises StartupError when it cannot be served.
+
+    `clock` gets the seconds of the stages; weights and programs are loaded side by side.
+    """
+    clock = clock or Clock()
+    with clock.stage("plan_s"):
+        manifest = read_manifest(settings.model_dir)
+        platform = jax.default_backend()
+        kernels = select_kernels(settings, platform)
+        planner = load_planner(settings.model_dir, manifest, settings, kernels)
+        shapes = _shapes(settings.model_dir, manifest, planner.pipeline)
+
+    def stored() -> _Stored:
+        with clock.stage("programs_s"):
+            return _load_stored(settings, manifest, planner)
+
     with ThreadPoolExecutor(1, thread_name_prefix="programs") as pool:
-        stored = pool.submit(lambda: store.load(store.keys()))
-        params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
-        made = programs(planner, params, store)
-        made.adopt(stored.result())
-    log.info("serving %s (%s, %s) on %s", manifest.source, manifest.family, kernels, platform)
-    return Engine(manifest, planner, made)
+        loading = pool.submit(stored)
+        with clock.stage("weights_s"):
+            params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
+        found = loading.result()
+    made = programs(found.planner, params, found.store)
+    made.adopt(found.loaded)
+    log.info("serving %s (%s, %s) on %s", manifest.source, manifest.family, found.planner.pipeline.kernels, platform)
+    return Engine(manifest, found.planner, made)
+
+
+class _Stored(NamedTuple):
+    planner: Planner
+    store: ProgramStore
+    loaded: dict[Key, jax.stages.Compiled]
+
+
+def _load_stored(settings: Settings, manifest: Manifest, planner: Planner) -> _Stored:
+    """All stored programs of a model; without any, of the model with kernels that work on this device."""
+    store = open_store(settings, manifest, program_fingerprint(planner, manifest))
+    loaded = store.load(store.keys())
+    model = planner.pipeline
+    # Programs that were loaded have shown that their kernels work; trying these means compiling.
+    if loaded or (kernels := sound_kernels(model.kernels)) == model.kernels:
+        return _Stored(planner, store, loaded)
+    return _load_stored(settings, manifest, replace(planner, pipeline=replace(model, kernels=kernels)))
 
 
 def load_planner(model_dir: Path, manifest: Manifest, settings: Settings, kernels: Kernels) -> Planner:
@@ -84,18 +117,28 @@ def program_fingerprint(planner: Planner, manifest: Manifest) -> str:
     return fingerprint(manifest, planner.pipeline.kernels, planner.text_lengths)
 
 
-def check_model(model_dir: Path, manifest: Manifest) -> None:
+def check_model(model_dir: Path, manifest: Manifest) -> str:
     """Raise CheckpointError if a worker could not serve the folder: the builder's last question.
 
-    Every program is traced for a small picture, without weights.
+    Every program is traced for a small picture, without weights. Returns the manifest's `layout`.
     """
     planner = load_planner(model_dir, manifest, Settings(), Kernels())
-    shapes = {name: part.shapes for name, part in planner.pipeline.parts.items()}
     try:
-        for program in operations(planner, shapes).all(Bucket(1, 8, 8), image=True):
+        for program in operations(planner, planner.pipeline.shapes).all(Bucket(1, 8, 8), image=True):
             program.trace()
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise CheckpointError(f"{model_dir}: its configurations do not fit together: {error}") from error
+    return layout(manifest, planner.pipeline.shapes)
+
+
+def _shapes(model_dir: Path, manifest: Manifest, model: Pipeline) -> Shapes:
+    """As baked, where the builder found them to be those of the very code that runs here, else as the model says."""
+    # What is wrong with a file is said when all are loaded.
+    with suppress(CheckpointError):
+        found = baked_shapes(model_dir, manifest)
+        if layout(manifest, found) == manifest.layout:
+            return found
+    return model.shapes
 
 
 def _schedule(model_dir: Path, manifest: Manifest, settings: Settings) -> ScheduleConfig:

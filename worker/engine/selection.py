@@ -21,15 +21,19 @@ _TOLERANCE = 0.03
 
 
 def select_kernels(settings: Settings, platform: str) -> Kernels:
-    """Resolve "auto" for the platform ("cpu", "gpu") and replace a fused attention that fails its self-test."""
+    """Resolve "auto" for the platform ("cpu", "gpu")."""
     fused = settings.attention == "cudnn" or (settings.attention == "auto" and platform == "gpu")
     shifted = settings.convolution == "shifted" or (settings.convolution == "auto" and platform == "cpu")
-    kernels = Kernels(
+    return Kernels(
         attention="cudnn" if fused else "xla",
         convolution="shifted" if shifted else "xla",
         loop="host" if platform == "cpu" else "device",
     )
-    if fused and (reason := attention_fault(kernels)):
+
+
+def sound_kernels(kernels: Kernels) -> Kernels:
+    """The same, but for a fused attention that fails its self-test on this device."""
+    if kernels.attention == "cudnn" and (reason := attention_fault(kernels)):
         log.warning("attention: cudnn failed its self-test, xla serves instead: %s", reason)
         return replace(kernels, attention="xla")
     return kernels

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from flax import nnx
 from jaxtyping import Array, Float
 
-from worker.models.clip_text import CLIPTextOutput
 from worker.nn.kernels import Kernels
+
+if TYPE_CHECKING:
+    from flax import nnx
+
+    from worker.models.clip_text import CLIPTextOutput
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Part:
     name: str
     kind: Literal["clip_text", "unet", "autoencoder"]
     parse: Callable[[Mapping[str, Any]], Any]
-    build: Callable[[Any, Kernels], nnx.Module]
+    build: "Callable[[Any, Kernels], nnx.Module]"
 
 
 class TextCondition(NamedTuple):
@@ -54,7 +57,7 @@ class Family:
     pipelines: tuple[str, ...]
     parts: tuple[Part, ...]
     tokenizers: tuple[str, ...]
-    compose_text: Callable[[tuple[CLIPTextOutput, ...]], TextCondition]
+    compose_text: "Callable[[tuple[CLIPTextOutput, ...]], TextCondition]"
     size_conditioning: bool
     zero_empty_negative: bool
     default_scaling_factor: float

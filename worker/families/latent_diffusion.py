@@ -7,16 +7,19 @@ static here but the shapes and whether guidance is on; the rest comes as arrays.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
 from worker.diffusion.loop import Blend, State, advance, one_row
 from worker.families.family import Family, TextCondition
-from worker.nn.embeddings import guidance_embedding
-from worker.nn.functional import Functional, functional
 from worker.nn.kernels import Kernels
+from worker.nn.sinusoids import guidance_embedding
+
+if TYPE_CHECKING:
+    from worker.nn.functional import Functional
 
 Params = dict[str, dict[str, Array]]
 
@@ -46,9 +49,17 @@ class Pipeline:
     kernels: Kernels
 
     @cached_property
-    def parts(self) -> dict[str, Functional]:
+    def parts(self) -> "dict[str, Functional]":
         """Part name -> parameter shapes and pure function."""
+        # It brings Flax, which a worker whose programs are stored never needs.
+        from worker.nn.functional import functional
+
         return {part.name: functional(part.build(self.configs[part.name], self.kernels)) for part in self.family.parts}
+
+    @property
+    def shapes(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
+        """Part name -> parameter -> shape."""
+        return {name: part.shapes for name, part in self.parts.items()}
 
     @property
     def latent_channels(self) -> int:

@@ -1,16 +1,18 @@
 """Stable Diffusion XL (Podell et al. 2023, arXiv 2307.01952): base, in-painting, Turbo, Lightning and fine-tunes."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
 from worker.families.family import Defaults, Family, TextCondition
 from worker.families.stable_diffusion import AUTOENCODER, UNET, text_encoder
 from worker.families.tiny import autoencoder, clip_text, model_index, scheduler, tokenizer, unet
-from worker.models.clip_text import CLIPTextOutput
+
+if TYPE_CHECKING:
+    from worker.models.clip_text import CLIPTextOutput
 
 
-def _compose_text(outputs: tuple[CLIPTextOutput, ...]) -> TextCondition:
+def _compose_text(outputs: "tuple[CLIPTextOutput, ...]") -> TextCondition:
     return TextCondition(jnp.concatenate([output.penultimate for output in outputs], axis=-1), outputs[-1].pooled)
 
 

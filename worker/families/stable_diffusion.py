@@ -1,24 +1,51 @@
 """Stable Diffusion 1.x and 2.x (Rombach et al. 2022, arXiv 2112.10752), in-painting and LCM checkpoints included."""
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from worker.families.family import Defaults, Family, Part, TextCondition
 from worker.families.tiny import autoencoder, clip_text, model_index, scheduler, tokenizer, unet
-from worker.models.autoencoder import Autoencoder, AutoencoderConfig
-from worker.models.clip_text import CLIPText, CLIPTextConfig, CLIPTextOutput
-from worker.models.unet import UNet, UNetConfig
+from worker.models.autoencoder_config import AutoencoderConfig
+from worker.models.clip_text_config import CLIPTextConfig
+from worker.models.unet_config import UNetConfig
+from worker.nn.kernels import Kernels
 
-UNET = Part("unet", "unet", UNetConfig.from_json, UNet)
-AUTOENCODER = Part("vae", "autoencoder", AutoencoderConfig.from_json, Autoencoder)
+if TYPE_CHECKING:
+    from flax import nnx
+
+    from worker.models.clip_text import CLIPTextOutput
+
+# The modules, and Flax with them, are imported where one is built: stored programs need none of them.
+
+
+def _unet(config: UNetConfig, kernels: Kernels) -> "nnx.Module":
+    from worker.models.unet import UNet
+
+    return UNet(config, kernels)
+
+
+def _autoencoder(config: AutoencoderConfig, kernels: Kernels) -> "nnx.Module":
+    from worker.models.autoencoder import Autoencoder
+
+    return Autoencoder(config, kernels)
+
+
+def _clip_text(config: CLIPTextConfig, kernels: Kernels) -> "nnx.Module":
+    from worker.models.clip_text import CLIPText
+
+    return CLIPText(config, kernels)
+
+
+UNET = Part("unet", "unet", UNetConfig.from_json, _unet)
+AUTOENCODER = Part("vae", "autoencoder", AutoencoderConfig.from_json, _autoencoder)
 
 
 def text_encoder(name: str, *, projected: bool) -> Part:
     """A CLIP text encoder; `projected` says that its pooled output has a projection."""
-    return Part(name, "clip_text", partial(CLIPTextConfig.from_json, projected=projected), CLIPText)
+    return Part(name, "clip_text", partial(CLIPTextConfig.from_json, projected=projected), _clip_text)
 
 
-def _compose_text(outputs: tuple[CLIPTextOutput, ...]) -> TextCondition:
+def _compose_text(outputs: "tuple[CLIPTextOutput, ...]") -> TextCondition:
     return TextCondition(outputs[0].last, None)
 
 

@@ -9,12 +9,11 @@ from jaxtyping import Array, Float, Num
 
 from worker.models.unet_config import UNetConfig
 from worker.nn.blocks import Downsample, ResnetBlock, Upsample
-from worker.nn.embeddings import TimestepEmbedding, timestep_sinusoids
+from worker.nn.embeddings import TimestepEmbedding
 from worker.nn.kernels import Kernels
 from worker.nn.layers import AROUND, Conv, GroupNorm, silu
+from worker.nn.sinusoids import timestep_sinusoids
 from worker.nn.transformer import Transformer2D
-
-__all__ = ["UNet", "UNetConfig"]
 
 
 def _resnet(in_channels: int, out_channels: int, config: UNetConfig, kernels: Kernels) -> ResnetBlock:

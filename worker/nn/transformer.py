@@ -4,9 +4,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from worker.nn.attention import Attention
 from worker.nn.kernels import Kernels
 from worker.nn.layers import Conv, GroupNorm, LayerNorm, Linear, gelu
+from worker.nn.multi_head import Attention
 
 
 class GEGLU(nnx.Module):

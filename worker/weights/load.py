@@ -9,6 +9,7 @@ from hashlib import file_digest
 from pathlib import Path
 
 import jax
+import numpy as np
 from jax.sharding import Sharding
 
 from worker.errors import CheckpointError
@@ -20,18 +21,21 @@ log = logging.getLogger(__name__)
 
 _READERS = 8
 
+Shapes = Mapping[str, Mapping[str, jax.ShapeDtypeStruct]]
+"""Part -> parameter -> shape; dtypes are the manifest's to say."""
+
 
 def load(
     model_dir: Path,
     manifest: Manifest,
-    shapes: Mapping[str, Mapping[str, jax.ShapeDtypeStruct]],
+    shapes: Shapes,
     *,
     sharding: Sharding | None = None,
     verify: bool = False,
 ) -> dict[str, dict[str, jax.Array]]:
     """Read the parameters of every part, in the dtypes of the manifest, straight to the device.
 
-    `shapes`: part -> parameter -> shape. Names, shapes, dtypes and sizes of files are always checked;
+    `shapes` are those of the model. Names, shapes, dtypes and sizes of files are always checked;
     `verify` also compares each file with its sha256, which reads it a second time. `sharding` says where the
     arrays go, by default to the first device. Raises one CheckpointError with all that is wrong. Tensors are
     read eagerly: the faults of a memory map would be served one after the other.
@@ -63,9 +67,16 @@ def load(
     return params
 
 
-def _open(
-    model_dir: Path, manifest: Manifest, shapes: Mapping[str, Mapping[str, jax.ShapeDtypeStruct]]
-) -> dict[str, TensorFile]:
+def baked_shapes(model_dir: Path, manifest: Manifest) -> Shapes:
+    """What the files of a baked folder hold; raises CheckpointError for a file whose header is not sound."""
+    files = {part: open_tensors(model_dir / entry.file) for part, entry in manifest.parts.items()}
+    return {
+        part: {name: jax.ShapeDtypeStruct(info.shape, np.float32) for name, info in file.tensors.items()}
+        for part, file in files.items()
+    }
+
+
+def _open(model_dir: Path, manifest: Manifest, shapes: Shapes) -> dict[str, TensorFile]:
     problems = folder_problems(model_dir, manifest)
     if manifest.parts.keys() != shapes.keys():
         problems.append(f"its parts are {sorted(manifest.parts)}, those of the model are {sorted(shapes)}")

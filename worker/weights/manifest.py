@@ -50,7 +50,8 @@ class Manifest(_Record):
     `source` is a repository or the name of a folder; `revision` the commit of a repository, None for a
     folder; `content_sha256` stands for the bytes of all files that were converted; `dtype` is what was asked
     for (an autoencoder with `force_upcast` is kept in float32); `tokenizers`: folder -> file name -> file;
-    `programs` the sha256, and so the name, of the index of compiled programs.
+    `programs` the sha256, and so the name, of the index of compiled programs; `layout` stands for the names and shapes
+    of all parameters and the code that declares them (`engine.identity.layout`).
     """
 
     format_version: Literal[1] = FORMAT_VERSION
@@ -66,6 +67,7 @@ class Manifest(_Record):
     scheduler: dict[str, Any]
     model_index: dict[str, Any]
     programs: Sha256 | None = None
+    layout: Sha256 | None = None
 
 
 def read_manifest(model_dir: Path) -> Manifest:

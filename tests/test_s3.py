@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.s3_servers import BUCKET, KEY, SECRET, StubS3, bucket_at, seaweed
-from worker import storage
+from worker import s3
 from worker.bucket import URL_EXPIRY_MAX_S
 from worker.errors import GenerationError
 from worker.outputs import PictureFile
-from worker.storage import s3_store
+from worker.places import Place
+from worker.s3 import s3_store
 
 FILE = PictureFile(b"not really a picture", "image/webp", "webp")
 FACTS = {"request": "9" * 64, "seed": "7", "sha256": "a" * 64, "width": "512", "height": "768"}
@@ -121,7 +122,7 @@ def test_repetitions_have_an_end(stub, pauses):
     stub.script = [503] * 20
     with pytest.raises(GenerationError, match=r"SlowDown \(HTTP 503, attempt 4\)"):
         s3_store(bucket_at(stub.endpoint)).put("job", "0", FILE, FACTS)
-    assert len(stub.requests) == storage.UPLOAD_ATTEMPTS == len(pauses) + 1
+    assert len(stub.requests) == s3.UPLOAD_ATTEMPTS == len(pauses) + 1
 
 
 def test_a_refusal_is_not_repeated(stub, pauses):
@@ -141,17 +142,17 @@ def test_a_connection_that_dies_in_mid_upload_is_made_anew(stub, pauses):
 
 
 def test_a_server_that_says_nothing_is_given_up(stub, pauses, monkeypatch):
-    monkeypatch.setattr(storage, "READ_TIMEOUT_S", 0.2)
-    stub.script = [1.0] * storage.UPLOAD_ATTEMPTS
+    monkeypatch.setattr(s3, "READ_TIMEOUT_S", 0.2)
+    stub.script = [1.0] * s3.UPLOAD_ATTEMPTS
     with pytest.raises(GenerationError, match="ReadTimeoutError"):
         s3_store(bucket_at(stub.endpoint)).put("job", "0", FILE, FACTS)
-    assert len(pauses) == storage.UPLOAD_ATTEMPTS - 1
+    assert len(pauses) == s3.UPLOAD_ATTEMPTS - 1
 
 
 def test_a_server_that_is_not_there_is_given_up(pauses):
     with pytest.raises(GenerationError, match="EndpointConnectionError"):
         s3_store(bucket_at("http://127.0.0.1:9")).put("job", "0", FILE, FACTS)
-    assert len(pauses) == storage.UPLOAD_ATTEMPTS - 1
+    assert len(pauses) == s3.UPLOAD_ATTEMPTS - 1
 
 
 def test_errors_and_texts_of_a_bucket_hold_no_secret(stub):
@@ -244,7 +245,7 @@ def test_a_look_up_that_fails_is_one_line_of_the_log(stub, caplog, status):
     (record,) = caplog.records
     assert f"HTTP {status}" in record.message
     assert not any(secret in caplog.text for secret in (KEY, SECRET))
-    assert len(stub.lookups) == (storage.UPLOAD_ATTEMPTS if status == 503 else 1)
+    assert len(stub.lookups) == (s3.UPLOAD_ATTEMPTS if status == 503 else 1)
 
 
 @pytest.mark.usefixtures("pauses")
@@ -265,7 +266,7 @@ def test_a_server_that_is_not_there_has_no_pictures(caplog):
 )
 def test_the_addressing_style_is_that_of_the_link(style, start, monkeypatch):
     bucket = bucket_at("https://s3.eu-west-1.amazonaws.com", addressing_style=style, session_token="token")
-    monkeypatch.setattr(storage._client(bucket), "put_object", lambda **_: None)
+    monkeypatch.setattr(s3._client(bucket), "put_object", lambda **_: None)
     place = s3_store(bucket).put("job", "0", FILE, FACTS)
     assert place.url.startswith(start)
     assert "X-Amz-Security-Token=token" in place.url
@@ -274,7 +275,7 @@ def test_the_addressing_style_is_that_of_the_link(style, start, monkeypatch):
 
 def test_a_public_bucket_has_links_without_a_signature_or_an_end(stub):
     place = s3_store(bucket_at(stub.endpoint, public_url="https://cdn.example.org/x/")).put("job", "0", FILE, FACTS)
-    assert place == storage.Place("https://cdn.example.org/x/job/0.webp", "job/0.webp")
+    assert place == Place("https://cdn.example.org/x/job/0.webp", "job/0.webp")
     found = s3_store(bucket_at(stub.endpoint, public_url="https://cdn.example.org/x/")).find("job", "0", "webp")
     assert found is not None
     assert found.place == place
@@ -282,5 +283,5 @@ def test_a_public_bucket_has_links_without_a_signature_or_an_end(stub):
 
 def test_a_profile_of_the_environment_has_no_say(stub, monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "absent")
-    storage._session.cache_clear()
+    s3._session.cache_clear()
     assert s3_store(bucket_at(stub.endpoint)).put("job", "0", FILE, FACTS).key == "job/0.webp"
