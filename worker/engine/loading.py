@@ -9,6 +9,8 @@ import jax
 from worker.diffusion.config import ScheduleConfig
 from worker.diffusion.names import resolve
 from worker.diffusion.sampling import step_table
+from worker.engine.blobs import Key
+from worker.engine.clock import Clock
 from worker.engine.engine import Engine
 from worker.engine.identity import fingerprint
 from worker.engine.operations import Bucket, Operations, ParamSpecs
@@ -29,8 +31,12 @@ from worker.weights.manifest import Manifest, read_manifest
 log = logging.getLogger(__name__)
 
 
-def load_engine(settings: Settings) -> Engine:
-    """Load the baked folder that the settings name; raises StartupError when it cannot be served."""
+def load_engine(settings: Settings, start: Clock | None = None) -> Engine:
+    """Load the baked folder that the settings name; raises StartupError when it cannot be served.
+
+    `start` gets the seconds of the parts that are read at once, weights and programs.
+    """
+    start = start or Clock()
     manifest = read_manifest(settings.model_dir)
     platform = jax.default_backend()
     kernels = select_kernels(settings, platform)
@@ -38,12 +44,18 @@ def load_engine(settings: Settings) -> Engine:
     store = open_store(settings, manifest, program_fingerprint(planner, manifest))
     shapes = {name: part.shapes for name, part in planner.pipeline.parts.items()}
     with ThreadPoolExecutor(1, thread_name_prefix="programs") as pool:
-        stored = pool.submit(lambda: store.load(store.keys()))
-        params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
+        stored = pool.submit(_load_stored, store, start)
+        with start.stage("weights_s"):
+            params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
         made = programs(planner, params, store)
         made.adopt(stored.result())
     log.info("serving %s (%s, %s) on %s", manifest.source, manifest.family, kernels, platform)
-    return Engine(manifest, planner, made)
+    return Engine(manifest, planner, made, start=start)
+
+
+def _load_stored(store: ProgramStore, start: Clock) -> dict[Key, jax.stages.Compiled]:
+    with start.stage("programs_s"):
+        return store.load(store.keys())
 
 
 def load_planner(model_dir: Path, manifest: Manifest, settings: Settings, kernels: Kernels) -> Planner:
