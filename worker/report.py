@@ -75,7 +75,7 @@ def report(engine: Engine, warm_up: WarmUp, tally: Tally) -> dict[str, Any]:
         "programs": _programs(engine),
         "sizes": _sizes(warm_up),
         "start": {name: round(seconds, 2) for name, seconds in start.seconds.items()},
-        "uptime_s": round(start.age_s, 1),
+        "uptime_s": round(start.age_s, 2),
         "jobs": tally.jobs(),
     }
 
