@@ -11,12 +11,14 @@ from importlib import import_module
 from threading import Thread
 from typing import Any, NoReturn
 
+from worker.engine.clock import Clock
 from worker.errors import StartupError
 from worker.settings import load_settings
 
 
 def main() -> None:
     """Start the worker; a start that cannot succeed ends with exit code 1 and its reason."""
+    start = Clock()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("worker").setLevel(logging.INFO)
     # The SDK's heartbeat is a process: JAX's threads do not survive a fork.
@@ -31,17 +33,19 @@ def main() -> None:
             os.environ.setdefault("JAX_PLATFORMS", "cuda")
         # The SDK waits a second for another process while it is imported: JAX is imported and tried meanwhile.
         Thread(target=import_module, args=("worker.sdk",)).start()
-        from worker.engine.device import check_device
+        with start.stage("device_s"):
+            from worker.engine.device import check_device
 
-        check_device(allow_cpu=local or settings.allow_cpu)
+            check_device(allow_cpu=local or settings.allow_cpu)
         # Slow imports come after the check, so that a worker without a GPU ends at once.
-        from worker.runner import JobRunner
-        from worker.sdk import mend, serverless
-        from worker.service import load_service
+        with start.stage("imports_s"):
+            from worker.runner import JobRunner
+            from worker.sdk import mend, serverless
+            from worker.service import load_service
 
-        service = load_service(settings, local=local)
-        if settings.warm_up and not local:
-            service.warm_up()
+        service = load_service(settings, local=local, start=start)
+        if not local:
+            service.open(settings)
     except StartupError as error:
         _give_up(error, local=local)
     mend()

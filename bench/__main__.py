@@ -8,7 +8,9 @@ from pathlib import Path
 
 from bench.coldstart import coldstart
 from bench.compare import compare
-from bench.full_size import PUBLISHED, write_full_size
+from bench.full_size import PUBLISHED, write_full_size, write_hollow
+from bench.gpu_check.check import check
+from bench.gpu_check.plan import CheckPlan, dry_plan
 from bench.throughput import throughput
 from worker.errors import WorkerError
 
@@ -26,6 +28,13 @@ def main() -> None:
     random = commands.add_parser("random", help="write a checkpoint of a published size with random weights")
     random.add_argument("name", choices=sorted(PUBLISHED))
     random.add_argument("--out", type=Path, required=True)
+    random.add_argument("--hollow", action="store_true", help="baked, without weights: all that compiling needs")
+    card = commands.add_parser("gpu-check", help="all measurements on this machine's card, in about ten minutes")
+    card.add_argument("--out", type=Path, required=True, help="for results.md, results.json, logs, the model")
+    card.add_argument("--programs", type=Path, help="a baked or hollow folder with programs for this card")
+    card.add_argument("--minutes", type=float, default=9.5, help="for all parts together")
+    card.add_argument("--only", default="", help="parts, such as device,ceiling")
+    card.add_argument("--dry-run", action="store_true", help="toy sizes, on the CPU")
     many = commands.add_parser("throughput", help="jobs beside each other against one after another")
     many.add_argument("--model", type=Path, required=True, help="a baked folder")
     many.add_argument("--job", type=Path, required=True, help="as for compare")
@@ -39,7 +48,11 @@ def main() -> None:
     options = parser.parse_args()
     try:
         if options.command == "random":
-            write_full_size(options.name, options.out)
+            (write_hollow if options.hollow else write_full_size)(options.name, options.out)
+        elif options.command == "gpu-check":
+            plan = dry_plan(options.out) if options.dry_run else CheckPlan(options.out, options.programs, dry=False)
+            check(plan, 60 * options.minutes, tuple(filter(None, options.only.split(","))))
+            print(options.out / "results.md")
         elif options.command == "coldstart":
             job = json.loads(options.job.read_text("utf-8"))["input"]
             print(coldstart(options.model, job, options.starts))

@@ -1,13 +1,26 @@
 """Checkpoints of published sizes with random weights: what can be measured where no model can be fetched."""
 
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
 
 from bench import published
 from builder.toy import write_random, write_tokenizer
 from worker.families import FAMILIES
+from worker.families.family import Family, Part
 from worker.families.tiny import model_index, tokenizer
-from worker.weights.manifest import BakedPart, Manifest, write_manifest
+from worker.nn.functional import functional
+from worker.nn.kernels import Kernels
+from worker.weights.manifest import BakedPart, Dtype, Manifest, write_manifest
+from worker.weights.tensors import Digest, write_tensors
 
 _SD15_SCHEDULER = FAMILIES["stable-diffusion"].tiny["sd1"]["scheduler"]
 _SDXL_SCHEDULER = FAMILIES["stable-diffusion-xl"].tiny["sdxl"]["scheduler"]
@@ -49,37 +62,89 @@ def write_full_size(name: str, folder: Path) -> None:
     write_random(family, files, folder)
 
 
-def write_hollow(name: str, folder: Path) -> None:
-    """Write a baked folder of a key of `PUBLISHED` without its weights: all that compiling needs.
+BAKED = {**PUBLISHED, "toy": (FAMILIES["stable-diffusion-xl"], FAMILIES["stable-diffusion-xl"].tiny["sdxl"])}
+"""What `write_hollow` and `write_baked` can write: also a toy of SDXL."""
 
-    bfloat16, but for an autoencoder with `force_upcast`, as the builder has it.
+_PATTERN = 1 << 20
+"""Random numbers that the weights of `write_baked` are made of, again and again."""
+
+
+def baked_parts(name: str) -> tuple[Family, Mapping[str, Any], dict[str, Dtype]]:
+    """Family, JSON files, and the number format of each part's weights, as the builder chooses it for bfloat16."""
+    family, files = BAKED[name]
+    dtypes: dict[str, Dtype] = {
+        part.name: "float32" if files[part.name].get("force_upcast") else "bfloat16" for part in family.parts
+    }
+    return family, files, dtypes
+
+
+def write_hollow(name: str, folder: Path) -> None:
+    """Write a baked folder of a key of `BAKED` without its weights: all that compiling needs."""
+    family = BAKED[name][0]
+    nothing = Digest(sha256(b"").hexdigest(), 0)
+    _write_folder(name, folder, {part.name: nothing for part in family.parts})
+
+
+def write_baked(name: str, folder: Path) -> None:
+    """Write a baked folder of a key of `BAKED` with random weights in bfloat16, as fast as the disk takes them.
+
+    Its programs are those of `write_hollow`.
     """
-    family, files = PUBLISHED[name]
-    nothing = sha256(b"").hexdigest()
+    family, files, dtypes = baked_parts(name)
     folder.mkdir(parents=True)
+
+    def write(part: Part) -> Digest:
+        shapes = functional(part.build(part.parse(files[part.name]), Kernels())).shapes
+        dtype = np.dtype(dtypes[part.name])
+        specs = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in shapes.items()}
+        return write_tensors(folder / f"{part.name}.safetensors", specs, _patterned(specs))
+
+    with ThreadPoolExecutor(len(family.parts)) as pool:
+        written = list(pool.map(write, family.parts))
+    _write_folder(name, folder, dict(zip((part.name for part in family.parts), written, strict=True)))
+
+
+def _patterned(specs: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[NDArray[Any]]:
+    """Matrices keep the variance of what they are applied to; norms stay near the identity."""
+    normal = np.random.default_rng(0).standard_normal(_PATTERN, np.float32)
+    for name, spec in specs.items():
+        if name.endswith(".bias"):
+            pattern = normal * np.float32(0.05)
+        elif len(spec.shape) == 1:
+            pattern = 1 + normal * np.float32(0.1)
+        else:
+            pattern = normal / np.float32(2.0 if "embedding.weight" in name else math.sqrt(math.prod(spec.shape[1:])))
+        # Another beginning for each tensor, so that no two are equal.
+        turned = np.roll(pattern, zlib.crc32(name.encode()) % _PATTERN)
+        yield np.resize(turned.astype(spec.dtype), spec.shape)
+
+
+def _write_folder(name: str, folder: Path, weights: Mapping[str, Digest]) -> None:
+    family, files, dtypes = baked_parts(name)
+    folder.mkdir(parents=True, exist_ok=True)
     for encoder, tokens in zip(family.text_encoders, family.tokenizers, strict=True):
         write_tokenizer(folder / tokens, files[tokens], files[encoder]["vocab_size"])
     parts = {
-        part.name: BakedPart(
-            config=files[part.name],
-            file=f"{part.name}.safetensors",
-            dtype="float32" if files[part.name].get("force_upcast") else "bfloat16",
-            sha256=nothing,
-            size_bytes=0,
+        part: BakedPart(
+            config=dict(files[part]),
+            file=f"{part}.safetensors",
+            dtype=dtypes[part],
+            sha256=written.sha256,
+            size_bytes=written.size_bytes,
         )
-        for part in family.parts
+        for part, written in weights.items()
     }
     manifest = Manifest(
         converter_version=0,
         source=name,
         revision=None,
-        content_sha256=nothing,
+        content_sha256=sha256(b"").hexdigest(),
         licence=None,
         family=family.name,
         dtype="bfloat16",
         parts=parts,
         tokenizers={},
-        scheduler=files["scheduler"],
-        model_index=files["model_index"],
+        scheduler=dict(files["scheduler"]),
+        model_index=dict(files["model_index"]),
     )
     write_manifest(folder, manifest)

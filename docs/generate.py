@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from worker.diffusion.names import markdown_table
-from worker.job import REQUESTS_MAX
+from worker.job import HEALTH_FIELD, REQUESTS_MAX
 from worker.request import Request, bounds
 from worker.settings import Settings
 
@@ -48,7 +48,7 @@ def request_table() -> str:
 
 
 def schema_text() -> str:
-    """JSON schema of a job's `input`: one request, or many with their defaults."""
+    """JSON schema of a job's `input`: one request, many with their defaults, or the question for a report."""
     given = _keywords(Request.model_json_schema()["properties"])
     fields = {name: _nullable(node) for name, node in given.items()}
     needed = {name: given[name] for name, field in Request.model_fields.items() if field.is_required()}
@@ -67,14 +67,21 @@ def schema_text() -> str:
         "required": ["requests"],
         "additionalProperties": False,
     }
+    health = {
+        "type": "object",
+        "properties": {HEALTH_FIELD: {"const": True}},
+        "required": [HEALTH_FIELD],
+        "additionalProperties": False,
+    }
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A job's input",
-        "anyOf": [{"$ref": "#/$defs/request"}, {"$ref": "#/$defs/requests"}],
+        "anyOf": [{"$ref": f"#/$defs/{kind}"} for kind in ("request", "requests", "health")],
         "$defs": {
             "fields": {"type": "object", "properties": fields, "additionalProperties": False},
             "request": {"$ref": "#/$defs/fields", "properties": needed, "required": list(needed)},
             "requests": many,
+            "health": health,
         },
     }
     return json.dumps(schema, indent=2) + "\n"

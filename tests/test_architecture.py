@@ -16,8 +16,10 @@ ALLOWED = {
     "control": {"errors"},
     "sdk": set(),
     "service": {
-        "answer", "control", "errors", "inputs", "job", "outputs", "places", "request", "settings", "storage", "engine",
+        "answer", "control", "errors", "inputs", "job", "outputs", "places", "report", "request", "settings", "storage",
+        "engine",
     },
+    "report": {"engine"},
     "answer": {"request", "diffusion", "outputs", "places", "engine", "weights", "errors"},
     "job": {"request", "errors"},
     "request": {"errors", "diffusion", "outputs"},

@@ -4,7 +4,7 @@ import json
 import re
 
 from docs.generate import README, SCHEMA, render, schema_text
-from worker.job import parse_job
+from worker.job import check_health, mentions_health, parse_job
 from worker.request import Request
 
 
@@ -15,8 +15,11 @@ def test_tables_are_those_of_the_code():
 
 def test_the_example_jobs_are_valid():
     text = README.read_text("utf-8")
-    jobs = [json.loads(block) for block in re.findall(r"```json\n(\{\"input\".*?)\n```", text, re.DOTALL)]
-    assert {parse_job(job["input"]).many for job in jobs} == {False, True}
+    inputs = [json.loads(block)["input"] for block in re.findall(r"```json\n(\{\"input\".*?)\n```", text, re.DOTALL)]
+    pictures = [raw for raw in inputs if not mentions_health(raw)]
+    assert {parse_job(raw).many for raw in pictures} == {False, True}
+    (health,) = [raw for raw in inputs if mentions_health(raw)]
+    check_health(health)
 
 
 def test_the_schema_is_that_of_the_code():

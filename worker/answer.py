@@ -105,9 +105,11 @@ def results(outcomes: Sequence[dict[str, Any] | GenerationError]) -> dict[str, A
     return {"error": f"none of the {len(outcomes)} requests could be made; the first: {errors[0]}", "results": listed}
 
 
-def surroundings(manifest: Manifest, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """What the whole job shares: the model and the seconds by stage."""
+def surroundings(manifest: Manifest, seconds: Mapping[str, float], peak_memory_bytes: int | None) -> dict[str, Any]:
+    """What the whole job shares: the model, the seconds by stage, the worker's peak where the device tells it."""
+    peak = {} if peak_memory_bytes is None else {"peak_memory_bytes": peak_memory_bytes}
     return {
         "model": {"source": manifest.source, "revision": manifest.revision, "family": manifest.family},
         "timings": {name: round(value, 4) for name, value in seconds.items()},
+        **peak,
     }

@@ -21,6 +21,8 @@ from worker.request import (
 )
 
 REQUESTS_MAX = 100
+HEALTH_FIELD = "health"
+"""Alone in an input, it asks for the worker's report instead of pictures."""
 MANY_FIELDS = ("requests", "defaults")
 """The fields of an input with many requests; either of them makes it one."""
 
@@ -36,6 +38,21 @@ class ParsedJob:
         """The error of what is found wrong later, each request's lines by its index."""
         lines = [_place(index) + line if self.many else line for index, found in problems.items() for line in found]
         return InvalidRequest(capped(lines, str))
+
+
+def mentions_health(raw: object) -> bool:
+    """Whether a job's `input` asks for the worker's report, rightly or not."""
+    return isinstance(raw, dict) and HEALTH_FIELD in raw
+
+
+def check_health(raw: object) -> None:
+    """Raise InvalidRequest if an input that mentions it is not `{"health": true}`."""
+    job = named_fields(cast(dict[Any, Any], raw))
+    problems = [f"{name}: cannot stand beside {HEALTH_FIELD}" for name in job if name != HEALTH_FIELD]
+    if job[HEALTH_FIELD] is not True:
+        problems.append(f"{HEALTH_FIELD}: {shown(job[HEALTH_FIELD])} is not allowed: only true is")
+    if problems:
+        raise InvalidRequest(capped(problems, str))
 
 
 def parse_job(raw: object) -> ParsedJob:

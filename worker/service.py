@@ -17,12 +17,15 @@ from worker.control import JobControl
 from worker.engine.clock import Clock
 from worker.engine.engine import Engine, Picture, Preview
 from worker.engine.loading import load_engine
+from worker.engine.memory import device_memory
 from worker.engine.plan import Plan
+from worker.engine.warm_up import WarmUp
 from worker.errors import DeviceError, GenerationError, InvalidRequest, JobStopped
 from worker.inputs import read_image
-from worker.job import ParsedJob, parse_job
+from worker.job import ParsedJob, check_health, mentions_health, parse_job
 from worker.outputs import EXTENSIONS, data_url, encode_picture
 from worker.places import Store, picture_name
+from worker.report import Tally, report
 from worker.request import Request, request_digest
 from worker.settings import Settings
 from worker.storage import job_store, operator_store
@@ -44,27 +47,47 @@ class Service:
     store: Store
     max_answer_bytes: int
     platform: bool = False
+    tally: Tally = field(default_factory=Tally)
+    warm_up: WarmUp = field(init=False, repr=False)
+
+    def __post_init__(self):
+        # Frozen for everyone else.
+        object.__setattr__(self, "warm_up", WarmUp(self.engine))
+
+    def open(self, settings: Settings) -> None:
+        """Make the first jobs quick, as far as the start's budget goes, and log the report; raises StartupError."""
+        start = self.engine.start
+        if settings.warm_up:
+            with start.stage("warm_up_s"):
+                self.warm_up.run(settings.start_budget_s - start.age_s)
+        start.add("total_s", start.age_s)
+        log.info("started: %s", json.dumps(self.report()))
+
+    def report(self) -> dict[str, Any]:
+        """See `worker.report`."""
+        return report(self.engine, self.warm_up, self.tally)
 
     def run(self, job: object, control: JobControl | None = None) -> dict[str, Any]:
         """Answer one job: a result, or `{"error": text}`; never an exception, never a traceback.
 
-        May be called from several threads at once. `control` may end the job early.
+        May be called from several threads at once. `control` may end the job early. A health job is answered at once,
+        and is not counted.
         """
-        answer = self._try(job, control or JobControl())
+        fields = cast(dict[str, Any], job if isinstance(job, dict) else {})
+        work = partial(self._try, fields, control or JobControl())
+        answer = work() if mentions_health(fields.get("input")) else self.tally.count(work)
         if "error" in answer:
             # Half a surrogate pair, quoted from the job, would keep the SDK from sending the answer.
             answer["error"] = answer["error"].encode("utf-8", "backslashreplace").decode()
         return answer
 
-    def warm_up(self) -> None:
-        """Make the first jobs quick; raises StartupError."""
-        self.engine.warm_up()
-
-    def _try(self, job: object, control: JobControl) -> dict[str, Any]:
-        fields = cast(dict[str, Any], job if isinstance(job, dict) else {})
-        job_id = str(fields.get("id", "job"))
+    def _try(self, job: dict[str, Any], control: JobControl) -> dict[str, Any]:
+        job_id, raw = str(job.get("id", "job")), job.get("input")
         try:
-            return self._run(job_id, fields.get("input"), fields.get("s3Config"), control)
+            if mentions_health(raw):
+                check_health(raw)
+                return {"health": self.report()}
+            return self._run(job_id, raw, job.get("s3Config"), control)
         except InvalidRequest as error:
             # Values stay out of the log: they may be a prompt or a picture.
             fields = ", ".join(problem.partition(":")[0] for problem in error.problems)
@@ -97,7 +120,7 @@ class Service:
         if not job.many and isinstance(outcomes[0], GenerationError):
             raise outcomes[0]
         answer = results(outcomes) if job.many else {**cast(dict[str, Any], outcomes[0])}
-        answer |= surroundings(self.engine.manifest, clock.seconds)
+        answer |= surroundings(self.engine.manifest, clock.seconds, device_memory().get("peak_bytes"))
         if any(isinstance(outcome, DeviceError) for outcome in outcomes):
             answer["refresh_worker"] = True
         if failed := sum(isinstance(outcome, GenerationError) for outcome in outcomes):
@@ -213,11 +236,11 @@ def _drawn(job_id: str, index: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{job_id}/{index}".encode()).digest()[:4])
 
 
-def load_service(settings: Settings, *, local: bool) -> Service:
-    """Load the model and connect what is around it.
+def load_service(settings: Settings, *, local: bool, start: Clock | None = None) -> Service:
+    """Load the model and connect what is around it; `start` gets the seconds of its parts.
 
     Pictures go to the bucket if one is set, else in a local run to a folder, else into the answer.
     Raises StartupError when the worker cannot serve.
     """
     store = operator_store(settings, local=local)
-    return Service(load_engine(settings), store, settings.max_inline_bytes, platform=not local)
+    return Service(load_engine(settings, start), store, settings.max_inline_bytes, platform=not local)

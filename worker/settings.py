@@ -32,6 +32,11 @@ class Settings:
         4, "Most pictures in one pass, of one job or several; passes of 1, 2, 4 ... up to it are compiled."
     )
     warm_up: bool = _setting(True, "On Runpod, compile before the first job what SIZES, or the model's own size, need.")
+    start_budget_s: float = _setting(
+        300.0,
+        "Seconds from the start after which jobs are served with what is ready, while the rest is compiled behind; "
+        "Runpod gives a worker 7 minutes.",
+    )
     sizes: tuple[tuple[int, int], ...] = _setting(
         (),
         "WIDTHxHEIGHT,... that are served; others are refused. Empty: any size, compiled when first asked for.",

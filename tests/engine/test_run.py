@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 
 from tests.engine.test_engine import pictures
-from tests.jobs import JOB, encode_picture, half_mask, photograph, run
-from tests.platform.job_api import until
-from worker.engine.loading import load_engine
+from tests.jobs import JOB, encode_picture, half_mask, photograph
 from worker.engine.memory import is_out_of_memory
 from worker.engine.pace import Pace
-from worker.engine.turns import Lane
 from worker.request import parse_request
-from worker.settings import Settings
 
 
 class Slowest(Pace):
@@ -93,21 +89,6 @@ def test_pictures_of_jobs_that_share_passes_equal_those_of_jobs_alone(toy):
     assert max(shared.active) == 4
     for one, other in zip(alone, found, strict=True):
         assert np.abs(np.subtract(one, other, dtype=int)).max() <= 1
-
-
-@pytest.mark.xdist_group("sd1")
-def test_after_warm_up_nothing_is_compiled_whatever_comes(toy):
-    settings = Settings(model_dir=toy("sd1").model_dir, sizes=((72, 104),), max_slots=2)
-    engine = load_engine(settings)
-    engine.warm_up()
-    until(lambda: all(engine.programs.sizes(Lane(13, 9, guided)) == (1, 2) for guided in (False, True)), 60)
-    compiled = dict(engine.programs.compiled)
-    service = dataclasses.replace(toy("sd1").service, engine=engine)
-    jobs = [JOB | {"seed": seed, "num_images": 1 + seed % 3, "guidance_scale": seed % 4} for seed in range(6)]
-    jobs.append(JOB | {"image": encode_picture(photograph(90, 90)), "scheduler": "UniPC"})
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda job: run(service, job), jobs))
-    assert engine.programs.compiled == compiled
 
 
 class Shared(Around):

@@ -28,8 +28,15 @@ def _operations(count: int, x: Any) -> Any:
 class StubPrograms:
     """Stands for `worker.engine.programs.Programs`; a picture's grey depends on its first latent, so on its seed."""
 
+    store = None
+
     def __init__(self, pipeline: Any):
         self.pipeline = pipeline
+        self.compiled: dict[Any, float] = {}
+        self.failed: dict[Any, str] = {}
+
+    def is_ready(self, *_: Any, **__: Any) -> bool:
+        return True
 
     def prepare(self, height: int, width: int, slots: Any, *, image: bool) -> None:  # noqa: ARG002
         import jax

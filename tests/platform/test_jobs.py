@@ -137,6 +137,19 @@ def test_progress_is_sparse_grows_and_comes_before_the_answer(api, worker):  # n
     assert len(api.posts["quick"]) == 1
 
 
+def test_a_health_job_is_answered_while_long_ones_run(api, worker):  # noqa: ARG001
+    api.submit(*(job(f"busy-{index}", num_inference_steps=300) for index in range(3)))
+    until(lambda: any(take["job_in_progress"] == "1" for take in api.takes[-2:]), 10)
+    began = time.monotonic()
+    api.submit({"id": "health", "input": {"health": True}}, {"id": "unsound", "input": {"health": True, "prompt": "x"}})
+    (healthy, unsound) = api.wait("health", "unsound", timeout_s=10)
+    assert time.monotonic() - began < 300 * ROW_S
+    assert not any(api.answers(f"busy-{index}") for index in range(3))
+    assert healthy["output"]["health"]["jobs"]["in_hand"] == 3
+    assert unsound["error"] == "prompt: cannot stand beside health"
+    api.wait(*(f"busy-{index}" for index in range(3)))
+
+
 def test_finished_results_are_posted_while_others_compute(api, worker):  # noqa: ARG001
     api.submit(job("first"), job("slow", num_inference_steps=300), job("refused", width=3))
     api.wait("first", "refused", timeout_s=300 * ROW_S)

@@ -10,6 +10,12 @@ class Clock:
 
     def __init__(self):
         self.seconds: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was made."""
+        return time.perf_counter() - self._began
 
     @contextmanager
     def stage(self, name: str) -> Generator[None]:

@@ -21,10 +21,10 @@ from worker.engine.plan import Plan, Planner
 from worker.engine.preview import LatentColours
 from worker.engine.programs import Programs
 from worker.engine.slots import Distribution, Encoded, start
-from worker.engine.turns import Lane, pass_sizes, powers_of_two
-from worker.errors import DeviceError, GenerationError, OutOfMemory, StartupError
+from worker.engine.turns import Lane, pass_sizes
+from worker.errors import DeviceError, GenerationError, OutOfMemory
 from worker.families.latent_diffusion import Pipeline
-from worker.request import Request, parse_request
+from worker.request import Request
 from worker.weights.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -58,12 +58,16 @@ def _go_on(_done: float, _preview: Preview) -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    """A loaded model; any thread may plan and run, and the runs of several threads share the device step by step."""
+    """A loaded model; any thread may plan and run, and the runs of several threads share the device step by step.
+
+    `start` has the seconds in which it was loaded, by part.
+    """
 
     manifest: Manifest
     planner: Planner
     programs: Programs
     pace: Pace = field(default_factory=Pace)
+    start: Clock = field(default_factory=Clock)
     _colours: LatentColours = field(init=False, repr=False, default_factory=LatentColours)
     _batcher: Batcher = field(init=False, repr=False)
 
@@ -80,12 +84,15 @@ class Engine:
     ) -> Generator[Made]:
         """The pictures of one job's plans, in the order in which they are done.
 
-        `clock` gets the seconds of the stages; compilation is one of its own.
+        `clock` gets the seconds of the stages; compilation is one of its own. Raises GenerationError when it fails.
         """
         clock = clock or Clock()
         checkpoint(0.0, lambda: None)
-        with clock.stage("compile_s"):
-            self._prepare(plans)
+        try:
+            with clock.stage("compile_s"):
+                self._prepare(plans)
+        except RuntimeError as error:
+            raise _fault(error, plans[0]) from error
         began = time.perf_counter()
         courses = [_Course(self.programs, plan, clock) for plan in plans]
         wanted = [(number, index) for number, plan in enumerate(plans) for index in range(len(plan.seeds))]
@@ -102,24 +109,6 @@ class Engine:
                 yield Made(number, index, outcome)
         others = sum(clock.seconds.get(name, 0.0) for name in ("wait_s", *_ENCODING, "decode_s"))
         clock.add("sample_s", time.perf_counter() - began - others)
-
-    def warm_up(self) -> None:
-        """Compile what pictures of the sizes that are served, or of the model's own, need, and make one of each.
-
-        Passes of more than one picture are compiled behind: jobs are served meanwhile. Raises StartupError.
-        """
-        settings, side = self.planner.settings, self.planner.pipeline.sample_size
-        for width, height in settings.sizes or ((side, side),):
-            image, mask = Image.new("RGB", (width, height)), Image.new("L", (width, height), 255)
-            job = {"prompt": "", "image": "given", "width": width, "height": height, "num_inference_steps": 1}
-            plan = self.plan(parse_request(job), image, mask)
-            for made in self.run([plan]):
-                if isinstance(made.outcome, GenerationError):
-                    raise StartupError(f"{width}x{height} cannot be made: {made.outcome}")
-            lane = _lane(self.planner.pipeline, plan)
-            for slots in powers_of_two(settings.max_slots)[1:]:
-                for guided in {lane.guided, not (self.planner.pipeline.embeds_guidance or lane.guided)}:
-                    self.programs.grow(lane._replace(guided=guided), slots)
 
     def _prepare(self, plans: Sequence[Plan]) -> None:
         counts: dict[tuple[Lane, bool], int] = {}

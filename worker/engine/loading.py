@@ -34,13 +34,13 @@ from worker.weights.manifest import Manifest, read_manifest
 log = logging.getLogger(__name__)
 
 
-def load_engine(settings: Settings, clock: Clock | None = None) -> Engine:
+def load_engine(settings: Settings, start: Clock | None = None) -> Engine:
     """Load the baked folder that the settings name; raises StartupError when it cannot be served.
 
-    `clock` gets the seconds of the stages; weights and programs are loaded side by side.
+    `start` gets the seconds of the parts; weights and programs are loaded side by side.
     """
-    clock = clock or Clock()
-    with clock.stage("plan_s"):
+    start = start or Clock()
+    with start.stage("plan_s"):
         manifest = read_manifest(settings.model_dir)
         platform = jax.default_backend()
         kernels = select_kernels(settings, platform)
@@ -48,18 +48,18 @@ def load_engine(settings: Settings, clock: Clock | None = None) -> Engine:
         shapes = _shapes(settings.model_dir, manifest, planner.pipeline)
 
     def stored() -> _Stored:
-        with clock.stage("programs_s"):
+        with start.stage("programs_s"):
             return _load_stored(settings, manifest, planner)
 
     with ThreadPoolExecutor(1, thread_name_prefix="programs") as pool:
         loading = pool.submit(stored)
-        with clock.stage("weights_s"):
+        with start.stage("weights_s"):
             params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
         found = loading.result()
     made = programs(found.planner, params, found.store)
     made.adopt(found.loaded)
     log.info("serving %s (%s, %s) on %s", manifest.source, manifest.family, found.planner.pipeline.kernels, platform)
-    return Engine(manifest, found.planner, made)
+    return Engine(manifest, found.planner, made, start=start)
 
 
 class _Stored(NamedTuple):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from worker.diffusion.loop import Blend, State
 from worker.engine.blobs import Key, title
+from worker.engine.executable import reason
 from worker.engine.operations import Bucket, Operations, Program
 from worker.engine.store import ProgramStore
 from worker.engine.turns import Lane
@@ -28,7 +29,7 @@ from worker.families.latent_diffusion import Conditions, Params, Pipeline
 log = logging.getLogger(__name__)
 
 PROGRAMS_MAX = 64
-"""Executables that are kept; the one that was used longest ago goes first."""
+"""Executables that are held besides those of sizes that are served; the one that was used longest ago goes first."""
 
 Executable = Callable[..., Any]
 
@@ -42,15 +43,17 @@ class Programs:
     """The four operations of a pipeline, callable with host or device arrays.
 
     A program comes from memory, from the store, or from the compiler. `compiled` holds the seconds that each program
-    took to compile.
+    took to compile, `failed` why one could not be.
     """
 
     operations: Operations
     params: Params
     store: ProgramStore | None = None
     compiled: dict[Key, float] = field(default_factory=dict[Key, float])
+    failed: dict[Key, str] = field(default_factory=dict[Key, str])
     _executables: dict[Key, Future[Executable]] = field(default_factory=dict[Key, Future[Executable]])
     _lock: Lock = field(default_factory=Lock)
+    _kept: set[Key] = field(default_factory=set[Key])
     _growing: set[Key] = field(default_factory=set[Key])
     _background: Executor = field(default_factory=_one_thread)
 
@@ -64,12 +67,23 @@ class Programs:
 
         The size is that of the latents; `image` adds the encoder of input images. Any thread may call it.
         """
-        buckets = [Bucket(size, height, width) for size in slots]
-        needed = {program.key: program for bucket in buckets for program in self.operations.all(bucket, image=image)}
+        needed = self._needed(height, width, slots, image=image)
         if not all(self._is_ready(key) for key in needed):
             # XLA compiles outside of Python's lock.
             with ThreadPoolExecutor(len(needed), thread_name_prefix="compile") as pool:
                 list(pool.map(self._obtain, needed.values()))
+
+    def is_ready(self, height: int, width: int, slots: int, *, image: bool) -> bool:
+        """Whether `prepare` would have nothing to do."""
+        return all(self._is_ready(key) for key in self._needed(height, width, [slots], image=image))
+
+    def keep(self, height: int, width: int, slots: Iterable[int]) -> None:
+        """Hold the programs of a size, when they are there, for good."""
+        self._kept.update(self._needed(height, width, slots, image=True))
+
+    def _needed(self, height: int, width: int, slots: Iterable[int], *, image: bool) -> dict[Key, Program]:
+        buckets = [Bucket(size, height, width) for size in slots]
+        return {program.key: program for bucket in buckets for program in self.operations.all(bucket, image=image)}
 
     def sizes(self, lane: Lane) -> tuple[int, ...]:
         """Numbers of slots that can run now without compiling, in growing order."""
@@ -88,10 +102,11 @@ class Programs:
         try:
             self._obtain(program)
         except Exception as error:  # whatever a compiler raises: smaller passes go on
-            log.warning("%s cannot be compiled: %s", title(program.key), str(error).partition("\n")[0])
+            log.warning("%s cannot be compiled: %s", title(program.key), reason(error))
 
     def adopt(self, executables: Mapping[Key, Executable]) -> None:
-        """Take programs that were loaded."""
+        """Take programs that were loaded, and keep them."""
+        self._kept.update(executables)
         for key, executable in executables.items():
             future = Future[Executable]()
             future.set_result(executable)
@@ -148,12 +163,14 @@ class Programs:
             future = known or Future[Executable]()
             # Used last goes last: the first of the dictionary is the one to forget.
             self._executables[program.key] = future
-            while len(self._executables) > PROGRAMS_MAX:
-                del self._executables[next(iter(self._executables))]
+            loose = [key for key in self._executables if key not in self._kept]
+            for key in loose[:-PROGRAMS_MAX]:
+                del self._executables[key]
         if known is None:
             try:
                 future.set_result(self._load_or_compile(program))
             except BaseException as error:
+                self.failed[program.key] = reason(error)
                 with self._lock:
                     self._executables.pop(program.key, None)
                 future.set_exception(error)
@@ -167,6 +184,7 @@ class Programs:
         began = time.perf_counter()
         executable = program.compile()
         self.compiled[program.key] = time.perf_counter() - began
+        self.failed.pop(program.key, None)
         log.info("compiled %s in %.1f s", title(program.key), self.compiled[program.key])
         if self.store:
             self.store.offer(program.key, executable, self.compiled[program.key])
