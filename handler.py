@@ -7,20 +7,22 @@ import logging
 import multiprocessing
 import os
 import sys
+from dataclasses import replace
 from importlib import import_module
 from threading import Thread
 from typing import Any, NoReturn
 
 from worker.engine.clock import Clock
 from worker.errors import StartupError
-from worker.settings import load_settings
+from worker.settings import Settings, load_settings
 
 
 def main() -> None:
     """Start the worker; a start that cannot succeed ends with exit code 1 and its reason."""
     start = Clock()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("worker").setLevel(logging.INFO)
+    for ours in ("worker", "builder"):
+        logging.getLogger(ours).setLevel(logging.INFO)
     # The SDK's heartbeat is a process: JAX's threads do not survive a fork.
     multiprocessing.set_start_method("spawn")
     # On DEBUG, its default, the SDK logs every answer, pictures included.
@@ -43,6 +45,8 @@ def main() -> None:
             from worker.sdk import mend, serverless
             from worker.service import load_service
 
+        with start.stage("model_s"):
+            settings = _with_model(settings)
         service = load_service(settings, local=local, start=start)
         if not local:
             service.open(settings)
@@ -51,6 +55,18 @@ def main() -> None:
     mend()
     runner = JobRunner(service.run, settings, None if local else serverless.progress_update)
     serverless.start({"handler": runner.handle, "concurrency_modifier": runner.concurrency})
+
+
+def _with_model(settings: Settings) -> Settings:
+    """The settings, with a checkpoint that is named by MODEL_ID baked and in MODEL_DIR."""
+    if not settings.model_id:
+        return settings
+    # What serves a baked model needs no builder.
+    from builder.fetch import Hub
+    from builder.volume import Model, model_on_volume
+
+    model = Model(settings.model_id, settings.model_revision, settings.model_dtype)
+    return replace(settings, model_dir=model_on_volume(model, settings.volume_dir, Hub()))
 
 
 def _give_up(error: StartupError, *, local: bool) -> NoReturn:

@@ -13,60 +13,16 @@ Gated and private repositories need HF_TOKEN in the environment; it is written n
 import argparse
 import logging
 import os
-import re
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
+from builder.bake import TOY, bake
 from builder.compile import compile_programs
-from builder.convert import convert, existing, is_bake_of, occupied
+from builder.convert import convert
 from builder.fetch import Hub, fetch, split_source
 from builder.targets import CARDS, live_config
 from builder.toy import VARIANTS, write_toy
 from worker.errors import BuildError, WorkerError
-from worker.weights.manifest import Dtype
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_TOY = "toy:"
-# Room for the converted weights beside the download, as a share of it: fp16 files double in float32.
-_CONVERTED = {"bfloat16": 1.0, "float32": 2.0}
-
-
-def bake(source: str, out: Path, dtype: Dtype, *, force: bool, hub: Hub) -> None:
-    """Fetch a repository, unless `source` is a folder or a toy, and convert it.
-
-    See `fetch`, `write_toy` and `convert` for the errors.
-    """
-    out = out.resolve()
-    if Path(source).is_dir():
-        convert(Path(source), out, dtype, force=force)
-        return
-    if source.startswith(_TOY):
-        with tempfile.TemporaryDirectory() as folder:
-            made = Path(folder) / source.replace(":", "-")
-            write_toy(source.removeprefix(_TOY), made)
-            convert(made, out, dtype, force=force)
-        return
-    repository, revision = split_source(source)
-    baked = existing(out, force=force)
-
-    def is_baked(commit: str | None) -> bool:
-        return baked is not None and is_bake_of(baked, repository, commit, dtype)
-
-    if revision and _COMMIT.fullmatch(revision) and is_baked(revision):
-        logging.info("%s: baked already", out)
-        return
-    info = hub.resolve(repository, revision)
-    if is_baked(info.sha):
-        logging.info("%s: baked already", out)
-        return
-    if baked and not force:
-        raise occupied(out, baked)
-    fetched = out.with_name(f"{out.name}.source")
-    fetch(hub, info, fetched, reserve=_CONVERTED[dtype])
-    convert(fetched, out, dtype, force=force)
-    shutil.rmtree(fetched)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, source in (
         ("fetch", repository),
         ("convert", "folder in the layout of diffusers"),
-        ("bake", f"folder, {repository}, or {_TOY}VARIANT"),
+        ("bake", f"folder, {repository}, or {TOY}VARIANT"),
     ):
         command = commands.add_parser(name)
         command.add_argument("--source", required=True, help=source)

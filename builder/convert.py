@@ -77,9 +77,10 @@ class PartPlan:
                 bar.update(tensor.nbytes)
 
 
-def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False) -> Manifest:
+def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False, origin: Origin | None = None) -> Manifest:
     """Bake the folder `source` into `out`, which is whole or absent, and return its manifest.
 
+    `origin` is where the folder came from, by default what `fetch` noted in it.
     `out` is left as it is if it holds the same already; finished parts of a run that ended early are kept. Raises
     CheckpointError with all differences between the checkpoint and the model before anything is written, and
     BuildError for the disk and for an `out` with other content, unless it is a baked model and `force` is set.
@@ -96,7 +97,7 @@ def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False) -> Ma
     plans = plan_parts(source, family, names, dtype)
     scheduler = read_json(source / SCHEDULER)
     _report(plans, scheduler)
-    origin = read_origin(source)
+    origin = origin or read_origin(source)
     digests = _digests(source, origin, [name for name in needed if name != CARD])
     content = sha256("".join(f"{name} {digests[name]}\n" for name in sorted(digests)).encode()).hexdigest()
     name, revision = (origin.repository, origin.revision) if origin else (source.resolve().name, None)
@@ -114,7 +115,7 @@ def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False) -> Ma
             source=name,
             revision=revision,
             content_sha256=content,
-            licence=origin.licence if origin else _licence(source / CARD),
+            licence=origin.licence if origin else licence_in(source / CARD),
             family=family.name,
             dtype=dtype,
             parts=parts,
@@ -268,7 +269,8 @@ def _write_tokenizer(source: Path, target: Path, names: list[str]) -> dict[str, 
     }
 
 
-def _licence(card: Path) -> str | None:
+def licence_in(card: Path) -> str | None:
+    """The licence in the front matter of a model card, None without either."""
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     front = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
     return (

@@ -1,6 +1,6 @@
 """Rewrite what is made from declarations in the code: `uv run python -m docs.generate`.
 
-That is the README's tables and the JSON schema of a job's input.
+That is the README's tables, the JSON schema of a job's input and the settings on Runpod's Hub.
 """
 
 import json
@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from docs.hub import with_settings
 from worker.diffusion.names import markdown_table
 from worker.job import HEALTH_FIELD, REQUESTS_MAX
 from worker.request import Request, bounds
@@ -19,6 +20,7 @@ from worker.settings import Settings
 
 README = Path(__file__).parent.parent / "README.md"
 SCHEMA = Path(__file__).parent / "request.schema.json"
+HUB = Path(__file__).parent.parent / ".runpod" / "hub.json"
 
 
 def render(text: str) -> str:
@@ -136,3 +138,4 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 if __name__ == "__main__":
     README.write_text(render(README.read_text("utf-8")), "utf-8")
     SCHEMA.write_text(schema_text(), "utf-8")
+    HUB.write_text(with_settings(HUB.read_text("utf-8")), "utf-8")

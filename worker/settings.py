@@ -21,6 +21,16 @@ class Settings:
     """What an operator chooses; each field is the environment variable of its name in capitals."""
 
     model_dir: Path = _setting(Path("models/toy"), "The baked folder to serve.")
+    model_id: str = _setting(
+        "",
+        "Checkpoint to serve instead of MODEL_DIR (owner/name on the hub, a folder, toy:VARIANT): the first worker "
+        "bakes it onto the network volume, the next ones find it there.",
+    )
+    model_revision: str = _setting("", "Branch, tag or commit of MODEL_ID; empty: what main was at the first start.")
+    model_dtype: Literal["bfloat16", "float32"] = _setting("bfloat16", "Number format of MODEL_ID's weights.")
+    volume_dir: Path = _setting(
+        Path("/runpod-volume"), "The network volume; where there is none, MODEL_ID is baked again at every start."
+    )
     output_dir: Path = _setting(Path("output"), "Where local runs put their pictures.")
     verify_weights: bool = _setting(False, "Check every weight file's sha256 at start.")
     prediction_type: Literal["auto", "epsilon", "v_prediction", "sample"] = _setting(

@@ -7,7 +7,7 @@ from collections import namedtuple
 
 import pytest
 
-from builder.__main__ import bake
+from builder.bake import bake
 from builder.convert import convert
 from builder.fetch import Hub, fetch, read_origin, split_source
 from tests.builder.checkpoints import assert_equal, params_of

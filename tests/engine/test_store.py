@@ -284,10 +284,10 @@ def test_bytes_that_are_no_program():
 
 def test_the_cache_s_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(store, "_VOLUME", tmp_path / "volume")
-    assert cache_folder("none") is None
-    assert cache_folder("auto") is None
-    assert cache_folder("~/programs") == tmp_path / "programs"
-    (tmp_path / "volume").mkdir()
-    assert cache_folder("auto") == tmp_path / "volume" / "worker-programs"
-    assert cache_folder("/somewhere") == Path("/somewhere")
+    volume = tmp_path / "volume"
+    assert cache_folder("none", volume) is None
+    assert cache_folder("auto", volume) is None
+    assert cache_folder("~/programs", volume) == tmp_path / "programs"
+    volume.mkdir()
+    assert cache_folder("auto", volume) == volume / "worker-programs"
+    assert cache_folder("/somewhere", volume) == Path("/somewhere")

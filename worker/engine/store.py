@@ -27,7 +27,6 @@ from worker.weights.manifest import Manifest
 log = logging.getLogger(__name__)
 
 _READERS = 8
-_VOLUME = Path("/runpod-volume")
 
 
 class Stored(NamedTuple):
@@ -203,7 +202,7 @@ def open_store(settings: Settings, manifest: Manifest, fingerprint: str) -> Prog
     """The store of a baked folder and of the cache that the settings name, for the default device."""
     device = default_device()
     machine = machine_of(device, settings.xla_flags)
-    root = cache_folder(settings.program_cache)
+    root = cache_folder(settings.program_cache, settings.volume_dir)
     return ProgramStore(
         machine,
         fingerprint,
@@ -214,10 +213,10 @@ def open_store(settings: Settings, manifest: Manifest, fingerprint: str) -> Prog
     )
 
 
-def cache_folder(setting: str) -> Path | None:
+def cache_folder(setting: str, volume: Path) -> Path | None:
     """The folder that a setting means: a path, "none", or "auto" for one on the network volume where there is one."""
     if setting == "auto":
-        return _VOLUME / "worker-programs" if _VOLUME.is_dir() else None
+        return volume / "worker-programs" if volume.is_dir() else None
     return None if setting == "none" else Path(setting).expanduser()
 
 

@@ -1,0 +1,74 @@
+"""The image of the project's Dockerfile, built once, and containers of it.
+
+IMAGE_ENGINE is the command that runs containers, by default `docker`. IMAGE_BUILDER replaces `docker build`, where
+the base images have to come from elsewhere; it is called as `IMAGE_BUILDER FOLDER -t TAG -- ARGUMENTS`, with the
+arguments of `docker build`.
+"""
+
+import contextlib
+import os
+import shlex
+import subprocess
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+TAG = "worker-jax-diffusion:test"
+TOKEN = "hf_SecretOfTheImageTest"
+LOCKED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+"""The least that a container may have."""
+QUICK = ("--env", "XLA_FLAGS=--xla_backend_optimization_level=0")
+"""For what has to be compiled."""
+_ENGINE = shlex.split(os.environ.get("IMAGE_ENGINE", "docker"))
+
+
+class Done(NamedTuple):
+    """How a container ended, and what it said."""
+
+    code: int
+    said: str
+
+
+def engine(*arguments: str) -> Done:
+    """Run the engine and wait."""
+    done = subprocess.run([*_ENGINE, *arguments], capture_output=True, text=True, timeout=900, check=False)
+    return Done(done.returncode, done.stdout + done.stderr)
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Built without CUDA, with a toy model and its programs, and with a token that is not needed."""
+    secret = tmp_path_factory.mktemp("secret") / "token"
+    secret.write_text(TOKEN)
+    given = {"EXTRA": "", "MODEL_ID": "toy:sd1", "DTYPE": "float32", "TARGETS": "cpu", "SLOTS": "1"}
+    arguments = [part for name, value in given.items() for part in ("--build-arg", f"{name}={value}")]
+    arguments += ["--secret", f"id=hf_token,src={secret}"]
+    builder = os.environ.get("IMAGE_BUILDER")
+    command = (
+        [*shlex.split(builder), str(ROOT), "-t", TAG, "--", *arguments]
+        if builder
+        else [*_ENGINE, "build", "-t", TAG, *arguments, str(ROOT)]
+    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return TAG
+
+
+@pytest.fixture
+def container(image: str) -> Generator[Callable[..., str]]:
+    """`container(*options)` starts a worker behind and returns its name; it is removed at the end."""
+    names: list[str] = []
+
+    def start(*options: str) -> str:
+        names.append(f"worker-test-{os.getpid()}-{len(names)}")
+        done = engine("run", "--detach", "--name", names[-1], *options, image)
+        assert done.code == 0, done.said
+        return names[-1]
+
+    yield start
+    for name in names:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            engine("rm", "--force", name)
