@@ -67,7 +67,8 @@ def test_passes_do_not_depend_on_their_size(data, weights):
     pictures = np.resize(data.pictures, (33, 64, 64, 3))
     latents = encode(weights["vae"], pictures)
     assert latents.shape == (33, 8, 8, 8)
-    np.testing.assert_array_equal(latents[30:], encode(weights["vae"], pictures[30:]))
+    # Where a picture stands in a pass decides which lanes and threads sum it: the last bits may differ, no more.
+    np.testing.assert_allclose(latents[30:], encode(weights["vae"], pictures[30:]), rtol=0, atol=1e-6)
     assert decode(weights["vae"], latents).dtype == np.uint8
 
 
