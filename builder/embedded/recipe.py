@@ -35,21 +35,21 @@ AUTOENCODER_STAGE = Stage(
     clip_norm=1.0,
 )
 DENOISER_STAGE = Stage(
-    steps=60_000,
+    steps=24_000,
     batch=16,
     learning_rate=1e-3,
     warm_up=500,
-    decay=15_000,
+    decay=8_000,
     weight_decay=0.01,
     ema_decay=0.999,
     clip_norm=1.0,
 )
 DECODER_STAGE = Stage(
-    steps=6_000,
+    steps=4_000,
     batch=4,
     learning_rate=1e-3,
     warm_up=100,
-    decay=5_000,
+    decay=3_500,
     weight_decay=0.0,
     ema_decay=0.995,
     clip_norm=1.0,
