@@ -172,3 +172,30 @@ def test_an_upload_that_fails_fails_its_request_alone(stub):
     failed = [result for result in answer["results"] if "error" in result]
     assert len(failed) == 1
     assert "AccessDenied" in failed[0]["error"]
+
+
+def test_a_named_request_is_found_from_any_job_in_any_company(tmp_path):
+    subject = service(folder_store(tmp_path))
+    first = subject.run(job(*named("a", "b", name="night/a")[:1], *named("b", seed=None, name="night/b")))
+    assert [result["images"][0] for result in first["results"]] == [str(tmp_path / f"night/{n}-0.png") for n in "ab"]
+    again = service(folder_store(tmp_path), platform=False)
+    more = named("c", "b", seed=None, name="night/b")
+    answer = again.run({**job(more[0] | {"name": "night/c"}, more[1]), "id": "job-2"})
+    assert answer["results"][1]["pictures"] == first["results"][1]["pictures"]
+    assert {prompt for prompt, _ in made(again)} == {"c"}
+    single = again.run({"id": "job-3", "input": DEFAULTS | named("a")[0] | {"name": "night/a"}})
+    assert single["pictures"] == first["results"][0]["pictures"]
+    assert len(made(again)) == 2
+
+
+def test_two_requests_of_one_name_are_refused():
+    answer = service(inline_store).run(job(*named("a", "b", "c", name="night/a")))
+    assert answer["error"] == "; ".join(
+        f"requests[{index}].name: 'night/a' is that of requests[0] too" for index in (1, 2)
+    )
+
+
+@pytest.mark.parametrize("name", ["a", "../a", "a/b/c", "a/", "/a", "a b/c", "a/b\n", "é/a", 3])
+def test_a_name_that_is_no_safe_path_is_refused(name):
+    answer = service(inline_store).run(job(*named("a", name=name)))
+    assert answer["error"].startswith("requests[0].name: ")

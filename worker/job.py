@@ -74,14 +74,26 @@ def parse_job(raw: object) -> ParsedJob:
     faults = [_Fault("", fault(name, _hint(name))) for name in job if name not in MANY_FIELDS]
     faults += [_Fault("defaults.", detail) for detail in [*wrong, *shared]]
     faults += [one for result in results if isinstance(result, list) for one in result if one.detail not in shared]
+    requests = tuple(result for result in results if isinstance(result, Request))
+    faults += _doubled_names(requests) if not faults else []
     if faults:
         raise InvalidRequest(capped(faults, lambda one: one.where + fault_text(one.detail)))
-    return ParsedJob(tuple(result for result in results if isinstance(result, Request)), True)
+    return ParsedJob(requests, True)
 
 
 class _Fault(NamedTuple):
     where: str
     detail: ErrorDetails
+
+
+def _doubled_names(requests: Sequence[Request]) -> list[_Fault]:
+    """Two requests of one name would write the same pictures."""
+    first: dict[str | None, int] = {}
+    return [
+        _Fault(_place(index), fault("name", f"{shown(request.name)} is that of requests[{before}] too"))
+        for index, request in enumerate(requests)
+        if (before := first.setdefault(request.name, index)) != index and request.name is not None
+    ]
 
 
 def _place(index: int) -> str:

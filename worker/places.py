@@ -46,6 +46,16 @@ class Store:
     find: Callable[[str, str, str], Found | None]
 
 
+def picture_place(
+    job_id: str, request_name: str | None, request_index: int | None, picture_index: int
+) -> tuple[str, str]:
+    """Folder and name of a picture: those of the request's own name (FOLDER/NAME), if it has one, else of its job."""
+    if request_name is None:
+        return job_id, picture_name(request_index, picture_index)
+    folder, name = request_name.split("/")
+    return folder, f"{name}-{picture_index}"
+
+
 def picture_name(request_index: int | None, picture_index: int) -> str:
     """A picture's name within its job: "0" in a job of one request, "3-0" in request 3 of many."""
     return str(picture_index) if request_index is None else f"{request_index}-{picture_index}"

@@ -124,6 +124,13 @@ class Request(BaseModel):
     output_quality: Integer = Field(95, ge=1, le=100, description="Of JPEG and WebP; both lose detail, at 100 too.")
     metadata: bool = Field(True, description="Prompt, seed and settings inside the files, as A1111's tools read them.")
     preview: bool = Field(False, description="A small preview picture with each progress report.")
+    name: str | None = Field(
+        None,
+        max_length=200,
+        pattern=r"^[A-Za-z0-9_-]+/[A-Za-z0-9_-]+$",
+        description="FOLDER/NAME: pictures are stored as FOLDER/NAME-0.png, whatever the job's id, and a request that "
+        "comes again under its name makes only those that are not stored yet.",
+    )
 
     refiner_inference_steps: Integer | None = Field(
         None, ge=0, description="Of worker-sdxl's refiner, which is not served: ignored, with a warning."
@@ -214,7 +221,7 @@ def request_digest(request: Request, model_source: str, model_revision: str | No
 
     It is taken of canonical JSON: sorted names, defaults included, a picture behind a URL by its URL.
     """
-    decisive = request.model_dump(exclude={"preview"})
+    decisive = request.model_dump(exclude={"preview", "name"})
     model = {"source": model_source, "revision": model_revision}
     text = json.dumps({"request": decisive, "model": model}, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
@@ -261,6 +268,8 @@ def fault_text(detail: ErrorDetails) -> str:
             return f"{name}: {len(str(value))} characters, allowed are {detail.get('ctx', {})['max_length']}"
         case "string_too_short":
             return f"{name}: is empty"
+        case "string_pattern_mismatch":
+            return f"{name}: {shown(value)} is not FOLDER/NAME, each of letters, digits, - and _"
         case "string_type":
             return f"{name}: {shown(value)} is not text"
         case "string_unicode" if field is not None and "str" in str(field.annotation):

@@ -24,7 +24,7 @@ from worker.errors import DeviceError, GenerationError, InvalidRequest, JobStopp
 from worker.inputs import read_image
 from worker.job import ParsedJob, check_health, mentions_health, parse_job
 from worker.outputs import EXTENSIONS, data_url, encode_picture
-from worker.places import Store, picture_name
+from worker.places import Store, picture_place
 from worker.report import Tally, report
 from worker.request import Request, request_digest
 from worker.settings import Settings
@@ -137,9 +137,9 @@ class Service:
         read = cache(read_image)
 
         def order(index: int, request: Request) -> Order | InvalidRequest:
-            if request.seed is None and self.platform:
-                # A job that comes a second time draws the same seeds, so that what is stored is what it asks for.
-                request = request.model_copy(update={"seed": _drawn(job_id, index)})
+            if request.seed is None and (self.platform or request.name):
+                # What comes a second time draws the same seed, so that what is stored is what it asks for.
+                request = request.model_copy(update={"seed": _drawn(request.name or f"{job_id}/{index}")})
             try:
                 image = read(*request.source_image) if request.source_image else None
                 mask = read("mask", request.mask) if request.mask else None
@@ -158,7 +158,7 @@ class Service:
 
     def _finds(self, order: "Order") -> bool:
         """Whether stored pictures are looked for: that costs a round trip, which pays for jobs of many requests."""
-        return self.platform and order.number is not None
+        return order.request.name is not None or (self.platform and order.number is not None)
 
     def _make(
         self, orders: list["Order"], keep: "Keep", pool: Executor, control: JobControl, clock: Clock
@@ -187,7 +187,7 @@ class Service:
     def _keep(self, store: Store, job_id: str, order: "Order", index: int, picture: Picture) -> Kept:
         file = picture_file(order.request, order.plan, picture, self.engine.manifest.source)
         facts = stored_facts(order.plan, index, file, order.digest) if self._finds(order) else {}
-        return made_now(order.plan, index, file, store.put(job_id, picture_name(order.number, index), file, facts))
+        return made_now(order.plan, index, file, store.put(*order.place(job_id, index), file, facts))
 
 
 Keep = Callable[["Order", int, Picture], Kept]
@@ -209,9 +209,13 @@ class Order:
         """Look for the pictures that an earlier run of the job has stored for the same request."""
         extension = EXTENSIONS[self.request.output_format]
         for index in range(len(self.plan.seeds)):
-            found = store.find(job_id, picture_name(self.number, index), extension)
+            found = store.find(*self.place(job_id, index), extension)
             if kept := made_before(self.plan, index, found, self.digest):
                 self.kept[index] = kept
+
+    def place(self, job_id: str, index: int) -> tuple[str, str]:
+        """Folder and name of picture `index`."""
+        return picture_place(job_id, self.request.name, self.number, index)
 
     def missing(self) -> tuple[Plan, list[int]]:
         """A plan for the pictures that are still to be made, and their numbers."""
@@ -232,8 +236,8 @@ def _preview_url(preview: Preview) -> str | None:
     return None if pixels is None else data_url(encode_picture(pixels, "jpeg", _PREVIEW_QUALITY, None))
 
 
-def _drawn(job_id: str, index: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{job_id}/{index}".encode()).digest()[:4])
+def _drawn(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
 
 
 def load_service(settings: Settings, *, local: bool, start: Clock | None = None) -> Service:
