@@ -4,7 +4,9 @@ Padding is attended to like any other token: FLUX.1 was trained on the states of
 """
 
 import math
+from typing import cast
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -27,6 +29,12 @@ class SelfAttention(nnx.Module):
         self.relative_attention_bias = Embedding(config.buckets, config.num_heads) if biased else None
         self.heads = config.num_heads
         self.kernels = kernels
+
+    def distances(self, buckets_LL: Int[Array, "L L"]) -> Float[Array, "N L L"]:
+        """The bias of distances, which the first layer alone has."""
+        if self.relative_attention_bias is None:
+            raise ValueError("this layer has no bias of its own")
+        return self.relative_attention_bias(buckets_LL).transpose(2, 0, 1)
 
     def __call__(self, x_BLD: Float[Array, "B L D"], bias_NLL: Float[Array, "N L L"]) -> Float[Array, "B L D"]:
         q_BLNK, k_BLNK, v_BLNK = (split_heads(part(x_BLD), self.heads) for part in (self.q, self.k, self.v))
@@ -75,7 +83,12 @@ class Block(nnx.Module):
         self.layer = nnx.List([AttentionLayer(config, kernels, biased=biased), DenseLayer(config)])
 
     def __call__(self, x_BLD: Float[Array, "B L D"], bias_NLL: Float[Array, "N L L"]) -> Float[Array, "B L D"]:
-        return self.layer[1](self.layer[0](x_BLD, bias_NLL))
+        return cast(DenseLayer, self.layer[1])(self.attention(x_BLD, bias_NLL))
+
+    @property
+    def attention(self) -> AttentionLayer:
+        """The first layer."""
+        return cast(AttentionLayer, self.layer[0])
 
 
 class Encoder(nnx.Module):
@@ -85,8 +98,8 @@ class Encoder(nnx.Module):
         self.block = nnx.List(Block(config, kernels, biased=i == 0) for i in range(config.num_layers))
         self.final_layer_norm = RMSNorm(config.d_model, epsilon=config.layer_norm_epsilon)
 
-    def __call__(self, x_BLD: Float[Array, "B L D"], buckets_LL: Int[np.ndarray, "L L"]) -> Float[Array, "B L D"]:
-        bias_NLL = self.block[0].layer[0].SelfAttention.relative_attention_bias(buckets_LL).transpose(2, 0, 1)
+    def __call__(self, x_BLD: Float[Array, "B L D"], buckets_LL: Int[Array, "L L"]) -> Float[Array, "B L D"]:
+        bias_NLL = self.block[0].attention.SelfAttention.distances(buckets_LL)
         for block in self.block:
             x_BLD = block(x_BLD, bias_NLL)
         return self.final_layer_norm(x_BLD)
@@ -102,7 +115,8 @@ class T5Text(nnx.Module):
 
     def __call__(self, ids_BL: Int[Array, "B L"]) -> Float[Array, "B L D"]:
         """Token ids to the last states."""
-        return self.encoder(self.shared(ids_BL), distance_buckets(ids_BL.shape[1], self.config))
+        buckets_LL = jnp.asarray(distance_buckets(ids_BL.shape[1], self.config))
+        return self.encoder(self.shared(ids_BL), buckets_LL)
 
 
 def distance_buckets(length: int, config: T5TextConfig) -> Int[np.ndarray, "L L"]:
