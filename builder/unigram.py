@@ -38,6 +38,8 @@ def from_sentencepiece(model: bytes) -> bytes:
                 unknown = dict(_fields(_message(value))).get(_UNKNOWN_ID, unknown)
             elif number == _NORMALIZER:
                 characters = _message(dict(_fields(_message(value))).get(_CHARACTER_MAP, b""))
+        if not pieces:
+            raise ValueError("no pieces")
         gaps = [f"<extra_id_{number}>" for number in reversed(range(EXTRA))]
         tokens = [*pieces, *((gap, 0.0) for gap in gaps)]
         return _tokenizer(tokens, int(unknown), characters, gaps).to_str().encode()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs import half_mask, photograph
+from tests.jobs import half_mask, photograph, run
 from tests.test_pictures import check
 
 JOB: dict[str, Any] = {"prompt": "a red fox in the snow", "width": 80, "height": 112, "seed": 1234}
@@ -49,3 +49,61 @@ def test_picture_equals_that_of_diffusers(toy, variant, mode, change):
     if variant == "flux-dev":
         job.setdefault("guidance_scale", 3.5)
     check(toy(variant), job, **inputs(mode, job))
+
+
+def refused(toy, variant: str, job: dict[str, Any]) -> str:
+    answer = toy(variant).service.run({"id": "x", "input": job})
+    assert list(answer) == ["error"]
+    return answer["error"]
+
+
+@pytest.mark.xdist_group("flux")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"width": 72}, "width: 72 is not allowed (the image's, if none was given): 64 to 4096 in steps of 16"),
+        ({"scheduler": "DDIM"}, "scheduler: DDIMScheduler is for models of diffusion"),
+        ({"target_size": [64, 64]}, "target_size: this model is not told sizes"),
+        ({"scheduler_options": {"num_train_timesteps": 10}}, "num_train_timesteps: belongs to the checkpoint"),
+    ],
+)
+def test_what_flux_cannot_do_is_named(toy, change, words):
+    assert words in refused(toy, "flux", JOB | change)
+
+
+@pytest.mark.xdist_group("sd1")
+def test_flow_matching_and_true_guidance_are_for_flux(toy):
+    job = {"prompt": "a fox", "width": 64, "height": 64}
+    assert "is for models of flow matching" in refused(toy, "sd1", job | {"scheduler": "Flow Euler"})
+    assert "true_cfg_scale: this model has one scale" in refused(toy, "sd1", job | {"true_cfg_scale": 3})
+
+
+@pytest.mark.xdist_group("flux")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"guidance_scale": 7.5}, "guidance_scale: this model was trained without"),
+        ({"true_cfg_scale": 3.0}, "true_cfg_scale: has no effect without a negative_prompt"),
+        ({"negative_prompt": "grey"}, "negative_prompt: has no effect without guidance (true_cfg_scale above 1)"),
+        ({"prompt": "word " * 100}, "prompt:"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_is_not_done_as_asked_is_warned_of(toy, change, words):
+    warnings = run(toy("flux").service, JOB | {"num_inference_steps": 1} | change)["warnings"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("variant", "steps", "guidance"),
+    [
+        pytest.param("flux", 4, 0.0, marks=pytest.mark.xdist_group("flux")),
+        pytest.param("flux-dev", 28, 3.5, marks=pytest.mark.xdist_group("flux-dev")),
+    ],
+)
+def test_what_a_job_leaves_out_is_the_checkpoints(toy, variant, steps, guidance):
+    used = run(toy(variant).service, {"prompt": "a fox"})["used"]
+    assert (used["num_inference_steps"], used["guidance_scale"]) == (steps, guidance)
+    assert (used["width"], used["height"], used["true_cfg_scale"]) == (64, 64, 1.0)
+    assert used["scheduler"] == "FlowMatchEulerDiscreteScheduler"
