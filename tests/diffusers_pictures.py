@@ -82,8 +82,8 @@ def picture(
         call: dict[str, Any] = {
             name: job[name]
             for name in ("prompt", "negative_prompt", "num_inference_steps", "guidance_scale", "guidance_rescale",
-                         "true_cfg_scale", "original_size", "crops_coords_top_left", "target_size", "negative_original_size",
-                         "negative_crops_coords_top_left", "negative_target_size")
+                         "true_cfg_scale", "original_size", "crops_coords_top_left", "target_size",
+                         "negative_original_size", "negative_crops_coords_top_left", "negative_target_size")
             if name in job
         }  # fmt: skip
         if mode != "text":

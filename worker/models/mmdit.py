@@ -36,7 +36,8 @@ class Modulation(nnx.Module):
 
 def modulate(x_BSD: Float[Array, "B S D"], shift: Array, scale: Array) -> Float[Array, "B S D"]:
     """Layer norm, scaled and shifted (Peebles & Xie 2022, arXiv 2212.09748)."""
-    return (layer_norm(x_BSD, epsilon=EPSILON) * (1 + scale) + shift).astype(x_BSD.dtype)
+    scale_f32 = 1 + scale.astype(jnp.float32)
+    return (layer_norm(x_BSD, epsilon=EPSILON) * scale_f32 + shift).astype(x_BSD.dtype)
 
 
 class GELU(nnx.Module):
@@ -186,7 +187,7 @@ class Known(nnx.Module):
 
 
 def _waves(values_B: Array) -> Array:
-    return timestep_sinusoids(values_B, WAVES, flip_sin_to_cos=True, freq_shift=0)
+    return timestep_sinusoids(values_B, WAVES, flip_sin_to_cos=True, freq_shift=0.0)
 
 
 class MMDiT(nnx.Module):
