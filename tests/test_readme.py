@@ -31,7 +31,7 @@ def test_the_schema_knows_every_field_with_its_bounds_and_default():
     properties = json.loads(schema_text())["$defs"]["fields"]["properties"]
     assert list(properties) == list(Request.model_fields)
     kinds = {"minimum", "maximum", "multipleOf", "minLength", "maxLength", "minItems", "maxItems", "prefixItems"}
-    kinds |= {"type", "enum", "const", "additionalProperties"}
+    kinds |= {"type", "enum", "const", "additionalProperties", "pattern"}
     for name, node in properties.items():
         assert {"type": "null"} in node["anyOf"]
         assert all(choice.keys() <= kinds for choice in node["anyOf"])

@@ -183,7 +183,7 @@ def test_what_makes_another_picture_makes_another_digest():
 
 
 def test_every_field_that_decides_on_a_picture_is_in_that_test():
-    without = {"preview", "refiner_inference_steps", "high_noise_frac"}
+    without = {"name", "preview", "refiner_inference_steps", "high_noise_frac"}
     assert OTHER_VALUES.keys() == Request.model_fields.keys() - without
 
 
