@@ -13,6 +13,7 @@ ALLOWED = {
     "handler": {"engine", "local", "runner", "sdk", "service", "settings", "errors"},
     "builder": None,
     "local": {"runner", "sdk", "service", "settings"},
+    "batch": {"errors", "job", "outputs", "request", "settings"},
     "runner": {"control", "settings", "errors"},
     "control": {"errors"},
     "sdk": set(),
@@ -130,4 +131,10 @@ def test_only_settings_reads_the_environment():
             for node in ast.walk(ast.parse(path.read_text("utf-8")))
         )
     }
-    assert readers <= {"handler.py", "builder/fetch.py", "builder/__main__.py", "builder/compile.py"}, readers
+    assert readers <= {
+        "handler.py",
+        "builder/fetch.py",
+        "builder/__main__.py",
+        "builder/compile.py",
+        "worker/batch/__main__.py",
+    }, readers

@@ -7,6 +7,7 @@ WorkerError
 │       └── OutOfMemory  its memory does not suffice
 ├── ProgramFault         a stored program that cannot be used; another one is compiled instead
 ├── JobStopped           nobody waits for the answer any more
+├── BatchError           a batch cannot begin, or go on for now; its journal keeps what is done
 └── StartupError         the process ends before it takes a job
     ├── SettingsError    an environment variable: its name, its value and an example
     ├── CheckpointError  weights or configurations: all differences in one message
@@ -44,6 +45,10 @@ class JobStopped(WorkerError):
 
 class ProgramFault(WorkerError):
     """A stored program that cannot be used; the text says why."""
+
+
+class BatchError(WorkerError):
+    """A batch's client cannot begin or go on: arguments, files, access, an outage; it can be called again."""
 
 
 class StartupError(WorkerError):
