@@ -13,7 +13,7 @@ ALLOWED = {
     "handler": {"engine", "local", "runner", "sdk", "service", "settings", "errors"},
     "builder": None,
     "local": {"runner", "sdk", "service", "settings"},
-    "batch": {"errors", "job", "outputs", "request", "settings"},
+    "batch": {"errors", "job", "outputs", "request", "settings", "engine", "service", "storage"},
     "runner": {"control", "settings", "errors"},
     "control": {"errors"},
     "sdk": set(),

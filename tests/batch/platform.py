@@ -18,7 +18,7 @@ from worker.places import Store
 from worker.service import Service
 
 ROOT = Path(__file__).parent.parent.parent
-QUICK = ("--poll", "0.05", "--backoff", "0.05")
+QUICK = ("--poll", "0.3", "--backoff", "0.05")
 
 
 class Killed(BaseException):
@@ -89,7 +89,7 @@ class BatchClient:
             cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def run(self, *arguments: str, timeout_s: float = 120) -> tuple[int, str]:
+    def run(self, *arguments: str, timeout_s: float = 600) -> tuple[int, str]:
         """Exit code and what was said."""
         process = self.start(*arguments)
         try:

@@ -67,7 +67,7 @@ def test_every_request_ends_once_and_nothing_is_doubled(s3, tmp_path):
     engine.dies = luck.dies
     lines = [json.dumps({"prompt": f"prompt {index}", "width": 64 + 8 * (index // 500)}) for index in range(REQUESTS)]
     (tmp_path / "night.jsonl").write_text("\n".join(lines))
-    command = ("submit", "night.jsonl", "--endpoint", "ep-test", "--out", "s3:///night", "--tries", "12", *QUICK)
+    command = ("submit", "night.jsonl", "--endpoint", "ep-test", "--out", "s3:///night", "--tries", "6", *QUICK)
     with EndpointApi(fault=luck.call) as api:
         client = BatchClient(tmp_path, api.client_environment)
 
@@ -79,8 +79,9 @@ def test_every_request_ends_once_and_nothing_is_doubled(s3, tmp_path):
 
         with worker(api, engine, s3_store(bucket_at(s3)), after):
             for share, how in ((0.2, signal.SIGKILL), (0.5, signal.SIGINT), (0.7, signal.SIGKILL)):
+                enough, runs = share * REQUESTS, api.calls["run"]
                 process = client.start(*command)
-                until(lambda share=share: len(engine.made) >= share * REQUESTS, 120)
+                until(lambda enough=enough, runs=runs: len(engine.made) >= enough and api.calls["run"] > runs, 600)
                 code, said = client.end(process, how)
                 assert code == (130 if how == signal.SIGINT else -how), said
             code, said = client.run(*command)

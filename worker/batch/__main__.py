@@ -165,6 +165,13 @@ def _platform(options: Namespace, stop: Event) -> Platform:
         if stop.wait(seconds):
             raise JobStopped("the client ends")
 
+    if options.local:
+        from worker.batch.local import Devices, visible_devices
+
+        # Pictures for a folder here need no way round by a bucket.
+        hidden = () if options.out.bucket is not None else ("BUCKET_",)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+        return Devices(visible_devices(environment, options.devices), environment)
     from worker.batch.endpoint import Endpoint
 
     key = os.environ.get("RUNPOD_API_KEY") or None
@@ -194,7 +201,7 @@ def _cancel(options: Namespace) -> int:
     journal = Journal(out.state / JOURNAL)
     try:
         jobs = journal.jobs_sent()
-        options.jobs, options.backoff, options.outage = 1, 1.0, 60.0
+        options.local, options.jobs, options.backoff, options.outage = False, 1, 1.0, 60.0
         platform = _platform(options, Event())
         for job_id, _ in jobs:
             platform.cancel(job_id)
