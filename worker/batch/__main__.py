@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -26,13 +26,9 @@ ALL_DONE, SOME_FAILED, NOT_BEGUN, NOT_ENDED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes."""
 
 
-def main() -> int:
-    """Read the command line and do it; returns the exit code."""
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    logging.getLogger("worker").setLevel(logging.INFO)
-    options = parse_options(sys.argv[1:])
-    # A supervisor's stop is handled as Ctrl-C is.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def main(arguments: Sequence[str]) -> int:
+    """Do what the command line says; returns the exit code."""
+    options = parse_options(arguments)
     try:
         match options.command:
             case "gallery":
@@ -213,4 +209,8 @@ def _cancel(options: Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("worker").setLevel(logging.INFO)
+    # A supervisor's stop is handled as Ctrl-C is.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(main(sys.argv[1:]))

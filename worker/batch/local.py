@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
@@ -99,17 +100,10 @@ class Devices:
 
     def _keep(self, device: str | None) -> None:
         """Keep a process for a device."""
+        seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
         deaths = 0
-        while not self._closed and deaths < _DEATHS_MAX:
-            seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
-            # Ctrl-C is the client's to handle.
-            process = subprocess.Popen(
-                self._command, env={**self._environment, **seen}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                start_new_session=True,
-            )  # fmt: skip
-            with self._changed:
-                self._processes.add(process)
-            mine: set[str] = set()
+        while deaths < _DEATHS_MAX and (process := self._start({**self._environment, **seen})):
+            mine = set[str]()
             feeder = Thread(target=self._feed, args=(process, mine), daemon=True)
             feeder.start()
             deaths = 0 if self._hear(process, mine) else deaths + 1
@@ -119,14 +113,26 @@ class Devices:
                 self._processes.discard(process)
                 for job_id in mine:
                     self._states.pop(job_id, None)
-                mine.clear()
                 self._changed.notify_all()
             feeder.join()
+            _close(process)
             if not self._closed:
                 self._fault = f"its process ended with code {code}"
                 log.warning("device %s: %s", device or "0", self._fault)
         with self._changed:
             self._alive -= 1
+
+    def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+        """A new process, None if there is to be none any more."""
+        with self._changed:
+            if self._closed:
+                return None
+            # Ctrl-C is the client's to handle.
+            process = subprocess.Popen(
+                self._command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            )
+            self._processes.add(process)
+            return process
 
     def _feed(self, process: subprocess.Popen[bytes], mine: set[str]) -> None:
         """Give the process jobs, as many as it may have at once."""
@@ -165,3 +171,11 @@ class Devices:
             if answer.get("refresh_worker"):
                 return True
         return heard
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipes of a process that has ended."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe:
+            with suppress(OSError):
+                pipe.close()
