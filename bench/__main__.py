@@ -6,6 +6,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from bench.batch import measure as batch_client
 from bench.coldstart import coldstart
 from bench.compare import compare
 from bench.full_size import PUBLISHED, write_full_size, write_hollow
@@ -45,6 +46,8 @@ def main() -> None:
     cold.add_argument("--model", type=Path, required=True, help="a baked folder with programs for this machine")
     cold.add_argument("--job", type=Path, required=True, help="as for compare; of a size that was compiled")
     cold.add_argument("--starts", type=int, default=5, help="fresh processes of each side")
+    batch = commands.add_parser("batch", help="what the batch client costs, against a platform that answers at once")
+    batch.add_argument("--requests", type=int, default=100_000)
     options = parser.parse_args()
     try:
         if options.command == "random":
@@ -53,6 +56,8 @@ def main() -> None:
             plan = dry_plan(options.out) if options.dry_run else CheckPlan(options.out, options.programs, dry=False)
             check(plan, 60 * options.minutes, tuple(filter(None, options.only.split(","))))
             print(options.out / "results.md")
+        elif options.command == "batch":
+            print(batch_client(options.requests))
         elif options.command == "coldstart":
             job = json.loads(options.job.read_text("utf-8"))["input"]
             print(coldstart(options.model, job, options.starts))
