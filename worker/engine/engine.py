@@ -73,7 +73,13 @@ class Engine:
 
     def __post_init__(self):
         # Frozen for everyone else.
-        object.__setattr__(self, "_batcher", Batcher(self.programs, self.planner.settings.max_slots, self.pace))
+        batcher = Batcher(self.programs, self.planner.settings.max_slots, self.pace, self.devices)
+        object.__setattr__(self, "_batcher", batcher)
+
+    @property
+    def devices(self) -> int:
+        """How many devices share a pass."""
+        return self.programs.operations.devices
 
     def plan(self, request: Request, image: Image.Image | None, mask: Image.Image | None) -> Plan:
         """See `Planner.plan`."""
@@ -116,7 +122,7 @@ class Engine:
             key = _lane(self.planner.pipeline, plan), plan.image is not None
             counts[key] = counts.get(key, 0) + len(plan.seeds)
         for (lane, image), count in counts.items():
-            slots = pass_sizes(count, self._batcher.most(lane))
+            slots = pass_sizes(count, self._batcher.sizes(lane), self.devices)
             try:
                 self.programs.prepare(lane.height, lane.width, slots, image=image)
             except RuntimeError as error:
