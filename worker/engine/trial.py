@@ -134,8 +134,9 @@ def _try(path: Path, made: dict[tuple[Any, ...], Any]) -> Outcome:
 
 def _run(program: jax.stages.Compiled, made: dict[tuple[Any, ...], Any]) -> Samples:
     described = cast(list[tuple[Any, Any]], jax.tree_util.tree_flatten_with_path(program.args_info)[0])
-    places = jax.tree.leaves(program.input_shardings)
-    leaves = [_argument(path, info, place, made) for (path, info), place in zip(described, places, strict=True)]
+    # An argument that the program does not use has no place.
+    places = dict(cast(list[tuple[Any, Any]], jax.tree_util.tree_flatten_with_path(program.input_shardings)[0]))
+    leaves = [_argument(path, info, places.get(path), made) for path, info in described]
     arguments, _ = cast(tuple[tuple[Any, ...], dict[str, Any]], jax.tree.unflatten(cast(Any, program.in_tree), leaves))
     results = [np.asarray(result) for result in jax.tree.leaves(program(*arguments))]
     if any(result.dtype.kind in "fV" and not np.isfinite(result.astype(np.float32)).all() for result in results):
@@ -146,7 +147,7 @@ def _run(program: jax.stages.Compiled, made: dict[tuple[Any, ...], Any]) -> Samp
     return tuple(_sample(result) for result in results)
 
 
-def _argument(path: tuple[Any, ...], info: Any, place: Sharding, made: dict[tuple[Any, ...], Any]) -> Any:
+def _argument(path: tuple[Any, ...], info: Any, place: Sharding | None, made: dict[tuple[Any, ...], Any]) -> Any:
     """An array for one argument; parameters, which programs share, are made once."""
     # `program.args_info` is (arguments, keywords); parameters are the first argument.
     parameter = path[1].idx == 0
