@@ -45,7 +45,9 @@ def test_several_devices_make_the_pictures_of_one(toy, tmp_path, variant, change
     assert (DEVICES, DEVICES) in passes(told["programs_compiled"])
     for index, found in enumerate(told["answer"]["images"]):
         alone = run(made.service, JOB | job | {"num_images": 1, "seed": JOB["seed"] + index})
-        assert np.array_equal(decode_picture(found), decode_picture(alone["images"][0]))
+        difference = decode_picture(found).astype(int) - decode_picture(alone["images"][0])
+        # A CPU that is several devices adds up in another order: a rounding at the edge of a level.
+        assert np.abs(difference).max() <= 1
 
 
 @pytest.mark.xdist_group("sd1")
