@@ -42,6 +42,9 @@ class Counting:
     def prepare(self, height: int, width: int, slots: list[int], *, image: bool) -> None:  # noqa: ARG002
         self.ready[Lane(height, width, True)] += slots
 
+    def place(self, slot: Slot) -> Slot:
+        return jax.device_put(slot)
+
     def advance(self, state: Any, tables: Any, lengths: Any, _: Any, noise: Any, __: Any, n_rows: int) -> State:
         time.sleep(self.row_s * n_rows)
         tables, lengths, noise = map(np.asarray, (tables, lengths, noise))

@@ -13,7 +13,6 @@ from queue import SimpleQueue
 
 import jax
 import numpy as np
-from jaxtyping import Array
 from numpy.typing import NDArray
 
 from worker.diffusion.loop import State
@@ -105,7 +104,8 @@ class _Pass:
         self.size = size
         self._fixed = place(stack([sample.begin()[0] for sample in samples], size))
         self.state = self._fixed.state
-        self._noise = self._placed(np.zeros(self.state.x.shape, np.float32))
+        self._sharding = self.state.x.sharding
+        self._noise = jax.device_put(np.zeros(self.state.x.shape, np.float32), self._sharding)
 
     def holds(self, samples: list[Sample], size: int) -> bool:
         """Whether these are they, in whatever order."""
@@ -126,16 +126,13 @@ class _Pass:
             noises = np.zeros(self.state.x.shape, np.float32)
             for index, noise in drawn.items():
                 noises[index] = noise
-            self._noise = self._placed(noises)
+            self._noise = jax.device_put(noises, self._sharding)
         fixed = self._fixed
         self.state = programs.advance(
             self.state, fixed.table, fixed.length, fixed.conditions, self._noise, fixed.blend, count
         )
         for sample in self.samples:
             sample.rows += count
-
-    def _placed(self, noises: NDArray[np.float32]) -> Array:
-        return jax.device_put(noises, self.state.x.sharding)
 
 
 class Batcher:

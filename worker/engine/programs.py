@@ -65,6 +65,11 @@ class Programs:
         """The model."""
         return self.operations.pipeline
 
+    @property
+    def devices(self) -> int:
+        """How many devices share a pass."""
+        return self.operations.devices
+
     def prepare(self, height: int, width: int, slots: Iterable[int], *, image: bool) -> None:
         """Compile what passes of so many slots need and is not there, with and without guidance.
 

@@ -115,7 +115,7 @@ class WarmUp:
 
     @cached_property
     def _slots(self) -> list[int]:
-        return pass_slots(self._engine.planner.settings.max_slots, self._engine.devices)
+        return pass_slots(self._engine.planner.settings.max_slots, self._engine.programs.devices)
 
 
 def _tell(single: Future[None]) -> None:
