@@ -45,7 +45,7 @@ def main() -> None:
         with start.stage("imports_s"):
             from worker.local import run_locally
             from worker.runner import JobRunner
-            from worker.sdk import mend, serverless
+            from worker.sdk import mend, post_progress, serverless
             from worker.service import load_service
 
         with start.stage("model_s"):
@@ -59,7 +59,7 @@ def main() -> None:
         run_locally(service, settings)
         return
     mend()
-    runner = JobRunner(service.run, settings, serverless.progress_update)
+    runner = JobRunner(service.run, settings, post_progress)
     serverless.start({"handler": runner.handle, "concurrency_modifier": runner.concurrency})
 
 
