@@ -73,10 +73,10 @@ def test_a_bad_job_fails_with_all_its_faults_and_without_a_traceback(toy, tmp_pa
     ],
 )
 def test_a_job_that_is_none_is_one_line(tmp_path, monkeypatch, text, words):
+    monkeypatch.chdir(tmp_path)
     for arguments in (["--test_input", text], [f"--test_input={text}"], []):
-        with monkeypatch.context() as patch, pytest.raises(StartupError, match=re.escape(words)) as caught:
-            patch.chdir(tmp_path)
-            Path("test_input.json").write_text("{}" if arguments else text)
+        Path("test_input.json").write_text("{}" if arguments else text)
+        with pytest.raises(StartupError, match=re.escape(words)) as caught:
             check_job(arguments)
         assert str(caught.value).startswith("--test_input: " if arguments else "test_input.json: ")
     check_job(["--test_input", text, "--rp_serve_api"])

@@ -10,8 +10,8 @@ from PIL import Image
 
 from worker.engine.engine import Engine
 from worker.engine.executable import reason
-from worker.engine.turns import powers_of_two
 from worker.engine.plan import Plan
+from worker.engine.turns import powers_of_two
 from worker.errors import GenerationError, InvalidRequest, OutOfMemory, StartupError
 from worker.request import parse_request
 
