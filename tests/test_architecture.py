@@ -12,7 +12,7 @@ SOURCES = sorted([*ROOT.glob("worker/**/*.py"), *ROOT.glob("builder/**/*.py"), R
 ALLOWED = {
     "handler": {"engine", "local", "runner", "sdk", "service", "settings", "errors"},
     "builder": None,
-    "local": {"runner", "sdk", "service", "settings"},
+    "local": {"runner", "sdk", "service", "settings", "errors"},
     "batch": {"errors", "job", "outputs", "request", "settings", "engine", "service", "storage"},
     "runner": {"control", "settings", "errors"},
     "control": {"errors"},
@@ -29,9 +29,9 @@ ALLOWED = {
     "inputs": {"errors"},
     "outputs": set(),
     "places": {"outputs"},
-    "storage": {"bucket", "outputs", "places", "s3", "settings"},
+    "storage": {"bucket", "errors", "outputs", "places", "s3", "settings"},
     "s3": {"bucket", "outputs", "places", "errors"},
-    "bucket": {"settings", "errors"},
+    "bucket": {"settings", "errors", "request"},
     "engine": {"families", "weights", "text", "diffusion", "nn", "request", "settings", "errors"},
     "families": {"models", "nn", "diffusion", "errors"},
     "models": {"nn", "errors"},
@@ -137,4 +137,5 @@ def test_only_settings_reads_the_environment():
         "builder/__main__.py",
         "builder/compile.py",
         "worker/batch/__main__.py",
+        "worker/batch/device.py",
     }, readers
