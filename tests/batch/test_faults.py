@@ -59,6 +59,7 @@ class Luck:
         return self._pick({"died": 0.004}) is not None
 
 
+@pytest.mark.slow
 def test_every_request_ends_once_and_nothing_is_doubled(s3, tmp_path):
     luck = Luck()
     engine = MortalEngine(
