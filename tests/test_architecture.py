@@ -12,7 +12,9 @@ SOURCES = sorted([*ROOT.glob("worker/**/*.py"), *ROOT.glob("builder/**/*.py"), R
 ALLOWED = {
     "handler": {"engine", "local", "runner", "sdk", "service", "settings", "errors"},
     "builder": None,
-    "local": {"runner", "sdk", "service", "settings"},
+    "local": {"local_api", "runner", "sdk", "service", "settings"},
+    "local_api": {"diffusion", "outputs", "schema", "service"},
+    "schema": {"job", "request"},
     "runner": {"control", "settings", "errors"},
     "control": {"errors"},
     "sdk": set(),

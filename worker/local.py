@@ -17,6 +17,8 @@ from worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
+API_FLAG = "--rp_serve_api"
+"""With which the SDK serves an API."""
 _LINE_EVERY_S = 5.0
 _BAR = "{desc} {percentage:3.0f}% |{bar:30}| {elapsed}, {remaining} left"
 
@@ -24,13 +26,27 @@ _BAR = "{desc} {percentage:3.0f}% |{bar:30}| {elapsed}, {remaining} left"
 def run_locally(service: Service, settings: Settings) -> None:
     """Hand the service to the SDK, which runs one job and exits, or serves its API."""
     console = Console(sys.stderr)
-    runner = JobRunner(service.run, settings, console.progress)
+    reports: dict[str, dict[str, Any]] = {}
+
+    def report(job: Job, update: dict[str, Any]) -> None:
+        reports[job["id"]] = update
+        console.progress(job, update)
+
+    runner = JobRunner(service.run, settings, report)
 
     async def handle(job: Job) -> dict[str, Any]:
-        answer = await runner.handle(job)
-        console.finish(job, answer)
-        return answer
+        try:
+            answer = await runner.handle(job)
+            console.finish(job, answer)
+            return answer
+        finally:
+            reports.pop(job["id"], None)
 
+    if API_FLAG in sys.argv:
+        # A web framework is not waited for by a run of one job.
+        from worker.local_api import extend_api
+
+        extend_api(service, settings.output_dir, reports)
     serverless.start({"handler": handle})
 
 
