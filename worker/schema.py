@@ -6,8 +6,11 @@ from worker.job import HEALTH_FIELD, REQUESTS_MAX
 from worker.request import Request
 
 
-def input_schema() -> dict[str, Any]:
-    """One request, many with their defaults, or the question for a report."""
+def input_schema(definitions: str = "#/$defs") -> dict[str, Any]:
+    """One request, many with their defaults, or the question for a report.
+
+    `definitions`: where the document that it becomes a part of will have its `$defs`.
+    """
     given = _properties()
     fields = field_schemas()
     needed = {name: given[name] for name, field in Request.model_fields.items() if field.is_required()}
@@ -17,11 +20,11 @@ def input_schema() -> dict[str, Any]:
             "requests": {
                 "description": "What a request leaves out, or has as null, is that of the defaults.",
                 "type": "array",
-                "items": {"$ref": "#/$defs/fields"},
+                "items": {"$ref": f"{definitions}/fields"},
                 "minItems": 1,
                 "maxItems": REQUESTS_MAX,
             },
-            "defaults": {"anyOf": [{"$ref": "#/$defs/fields"}, {"type": "null"}]},
+            "defaults": {"anyOf": [{"$ref": f"{definitions}/fields"}, {"type": "null"}]},
         },
         "required": ["requests"],
         "additionalProperties": False,
@@ -35,10 +38,10 @@ def input_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A job's input",
-        "anyOf": [{"$ref": f"#/$defs/{kind}"} for kind in ("request", "requests", "health")],
+        "anyOf": [{"$ref": f"{definitions}/{kind}"} for kind in ("request", "requests", "health")],
         "$defs": {
             "fields": {"type": "object", "properties": fields, "additionalProperties": False},
-            "request": {"$ref": "#/$defs/fields", "properties": needed, "required": list(needed)},
+            "request": {"$ref": f"{definitions}/fields", "properties": needed, "required": list(needed)},
             "requests": many,
             "health": health,
         },
