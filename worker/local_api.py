@@ -7,7 +7,7 @@ served on Runpod.
 import asyncio
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -93,21 +93,17 @@ class LocalApi(rp_fastapi.WorkerAPI):
         app = FastAPI(title="worker-jax-diffusion", version=VERSION, description=_DESCRIPTION, redoc_url=None)
         app.middleware("http")(_guard)
         for path, name in PAGE_FILES.items():
-            app.add_api_route(path, partial(FileResponse, PAGE / name), include_in_schema=False)
-        post, jobs, facts = ["POST"], ["Jobs"], ["Worker"]
-        app.add_api_route("/run", self._run, methods=post, tags=jobs, summary="Begin a job.")
-        app.add_api_route("/runsync", self._runsync, methods=post, tags=jobs, summary="Do a job.")
-        app.add_api_route("/status/{job_id}", self._status, tags=jobs, summary="How a job does, or its answer.")
-        # The SDK's way.
-        app.add_api_route("/status/{job_id}", self._wait, methods=post, tags=jobs, summary="Wait for a job's answer.")
-        app.add_api_route("/cancel/{job_id}", self._cancel, methods=post, tags=jobs, summary="End a job.")
-        app.add_api_route("/health", self._health, tags=facts, summary="How many jobs there are.")
-        app.add_api_route("/schema", input_schema, tags=facts, summary="The JSON schema of a job's input.")
-        app.add_api_route("/options", self._options, tags=facts, summary="The model, and the fields that it takes.")
-        app.add_api_route("/output", self._list, tags=facts, summary="The newest pictures of the output folder.")
-        app.add_api_route(
-            "/output/{job}/{name}", self._picture, tags=facts, response_class=FileResponse, summary="A picture."
-        )
+            app.get(path, include_in_schema=False, response_class=FileResponse)(_file(PAGE / name))
+        app.post("/run", summary="Begin a job.")(self._run)
+        app.post("/runsync", summary="Do a job.")(self._runsync)
+        app.get("/status/{job_id}", summary="How a job does, or its answer.")(self._status)
+        app.post("/status/{job_id}", summary="Wait for a job's answer, as the SDK's API does.")(self._wait)
+        app.post("/cancel/{job_id}", summary="End a job.")(self._cancel)
+        app.get("/health", summary="How many jobs there are.")(self._health)
+        app.get("/schema", summary="The JSON schema of a job's input.")(_schema)
+        app.get("/options", summary="The model, and the fields that it takes.")(self._options)
+        app.get("/output", summary="The newest pictures of the output folder.")(self._list)
+        app.get("/output/{job}/{name}", summary="One of them.", response_class=FileResponse)(self._picture)
         app.openapi = partial(_openapi, app)
         return app
 
@@ -121,14 +117,13 @@ class LocalApi(rp_fastapi.WorkerAPI):
         return await self._status(job_id)
 
     def _begin(self, given: NewJob) -> str:
-        job = {"id": f"local-{uuid.uuid4()}", "input": given.input}
-        if given.s3Config is not None:
-            job["s3Config"] = given.s3Config
-        self._tasks[job["id"]] = asyncio.create_task(self._work(job, given.webhook))
+        job_id = f"local-{uuid.uuid4()}"
+        job = {"id": job_id, "input": given.input} | ({"s3Config": given.s3Config} if given.s3Config else {})
+        self._tasks[job_id] = asyncio.create_task(self._work(job, given.webhook))
         ended = [name for name, task in self._tasks.items() if task.done()]
         for name in ended[: max(0, len(self._tasks) - JOBS_KEPT)]:
             del self._tasks[name]
-        return job["id"]
+        return job_id
 
     async def _work(self, job: dict[str, Any], webhook: str | None) -> JobState:
         done = await rp_fastapi.run_job(self.config["handler"], job)
@@ -197,6 +192,14 @@ class LocalApi(rp_fastapi.WorkerAPI):
         if not path.is_file():
             raise HTTPException(404, f"no picture {job}/{name}")
         return FileResponse(path)
+
+
+def _schema() -> dict[str, Any]:
+    return input_schema()
+
+
+def _file(path: Path) -> Callable[[], Path]:
+    return lambda: path
 
 
 async def _guard(request: Request, answer: RequestResponseEndpoint) -> Response:

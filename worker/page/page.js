@@ -70,17 +70,17 @@ function checkbox(schema) {
 
 function number(schema, value) {
   const { minimum, maximum } = value;
-  const step = value.multipleOf ?? (value.type === "integer" ? 1 : maximum - minimum <= 1 ? 0.05 : 0.1);
-  const input = make("input", { type: "number", min: minimum, max: maximum ?? "", step: value.multipleOf ?? (value.type === "integer" ? 1 : "any") });
+  const whole = value.type === "integer" && (value.multipleOf ?? 1);
+  const input = make("input", { type: "number", min: minimum, max: maximum ?? "", step: whole || "any" });
   const read = () => (input.value === "" ? undefined : Number(input.value));
   if (schema.default == null || maximum === undefined) {
-    input.placeholder = name === "seed" ? "random" : "";
+    input.placeholder = "auto";
     return { input, read };
   }
   input.defaultValue = schema.default;
   // The whole range would make a slider coarse: its end is some way beyond the default, the box takes the rest.
   const end = schema.default > 0 ? Math.min(maximum, 4 * schema.default) : maximum;
-  const slider = make("input", { type: "range", min: minimum, max: end, step });
+  const slider = make("input", { type: "range", min: minimum, max: end, step: whole || (end > 1 ? 0.1 : 0.05) });
   slider.setAttribute("value", schema.default);
   slider.oninput = () => (input.value = slider.value);
   input.oninput = () => (slider.value = input.value);
