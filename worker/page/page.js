@@ -35,7 +35,10 @@ function make(tag, properties = {}, ...children) {
 
 // --- The form -------------------------------------------------------------------------------------------------------
 
-const title = (name) => name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
+function title(name) {
+  const words = name.replace(/^num_/, "").replaceAll("_", " ");
+  return words[0].toUpperCase() + words.slice(1);
+}
 
 // The schema of the value itself: fields that may be absent are anyOf [value, null].
 const valueOf = (schema) => schema.anyOf?.[0] ?? schema;
@@ -149,7 +152,7 @@ function job() {
 // --- The job as a call ----------------------------------------------------------------------------------------------
 
 function call(input) {
-  const kind = elements.form.ownerDocument.querySelector("input[name=call]:checked").value;
+  const kind = document.querySelector("input[name=call]:checked").value;
   if (kind === "json") return JSON.stringify({ input }, null, 2);
   const data = JSON.stringify({ input }).replaceAll("'", "'\\''");
   const [url, key] =
