@@ -7,11 +7,11 @@ served on Runpod.
 import asyncio
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
@@ -20,8 +20,6 @@ from fastapi.responses import FileResponse, JSONResponse
 from PIL import Image
 from pydantic import BaseModel
 from runpod.serverless.modules import rp_fastapi
-from starlette.middleware.base import RequestResponseEndpoint
-from typing_extensions import TypedDict
 
 from worker.form import offered_fields
 from worker.guard import LOOPBACK_NAMES, is_loopback, refusal
@@ -202,7 +200,7 @@ def _file(path: Path) -> Callable[[], Path]:
     return lambda: path
 
 
-async def _guard(request: Request, answer: RequestResponseEndpoint) -> Response:
+async def _guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
     if reason := refusal(request.method, request.headers):
         return JSONResponse({"detail": reason}, 403)
     response = await answer(request)
