@@ -14,7 +14,7 @@ from PIL import Image
 from builder.embedded.data import DataSet, make_data
 from builder.embedded.evaluate import BEST, ranks_of_named
 from docs.generate import README
-from tests.test_handler import ROOT, handler
+from tests.handler_process import ROOT, handler
 from worker.engine.clock import Clock
 from worker.errors import BuildError
 from worker.service import load_service
