@@ -117,11 +117,18 @@ def test_a_slider_and_its_box_move_together(page):
     expect(page.locator("#call")).not_to_contain_text("num_inference_steps")
 
 
-def test_an_error_is_shown_at_its_field(page):
+@pytest.mark.parametrize(
+    ("fields", "labels"),
+    [({"scheduler_options": "[1]"}, ["Scheduler options"]), ({"width": 4096, "height": 4096}, ["Width", "Height"])],
+)
+def test_an_error_is_shown_at_its_fields(page, fields, labels):
     page.click("summary")
-    ask_for(page, scheduler_options='{"no_such": 1}')
-    expect(page.locator("#error")).to_contain_text("no_such")
-    expect(page.locator(".field.wrong label")).to_have_text(["Scheduler options"])
+    ask_for(page, **fields)
+    expect(page.locator("#error")).to_contain_text(next(iter(fields)))
+    expect(page.locator(".field.wrong label")).to_have_text(labels)
+    ask_for(page, **dict.fromkeys(fields, ""))
+    expect(page.locator("#caption")).to_contain_text("64x64")
+    expect(page.locator(".field.wrong")).to_have_count(0)
 
 
 def test_a_job_shows_previews_and_can_be_cancelled(page):

@@ -199,7 +199,7 @@ function fail(message) {
   elements.error.textContent = message;
   elements.error.hidden = !message;
   const problems = message.split("; ");
-  for (const [name, { element }] of widgets) element.classList.toggle("wrong", problems.some((one) => one.split(/[:.[]/)[0] === name));
+  for (const [name, { element }] of widgets) element.classList.toggle("wrong", problems.some((one) => one.split(":")[0].split(/[,.[ ]+/).includes(name)));
 }
 
 // A picture in a local folder has an address here; others have their own.
