@@ -64,7 +64,7 @@ def test_a_prompt_becomes_a_picture_that_is_shown_and_listed(page):
     expect(page.locator("#caption")).to_contain_text("64x64, seed 11, 2 steps")
     src = page.locator("#pictures img").get_attribute("src")
     assert src.startswith("/output/")
-    page.wait_for_function("document.querySelector('#pictures img').naturalWidth === 64")
+    expect(page.locator("#pictures img")).to_have_js_property("naturalWidth", 64)
     expect(page.locator("#gallery img").first).to_have_attribute("src", src)
     expect(page.locator("#make")).to_be_enabled()
 
