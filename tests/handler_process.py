@@ -21,6 +21,6 @@ def handler(model_dir: Path | str, folder: Path, *arguments: str) -> subprocess.
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
