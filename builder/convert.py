@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -37,14 +36,22 @@ from worker.families.family import Part
 from worker.nn.functional import functional
 from worker.nn.kernels import Kernels
 from worker.weights.load import folder_problems
-from worker.weights.manifest import FILE_NAME, BakedFile, BakedPart, Dtype, Manifest, read_manifest, write_manifest
-from worker.weights.mapping import RULES, Mapped, pair, to_runtime
+from worker.weights.manifest import (
+    EIGHT_BITS,
+    FILE_NAME,
+    BakedFile,
+    BakedPart,
+    Dtype,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
+from worker.weights.mapping import RULES, Mapped, pair, row_scales, scale_name, stored_dtype, to_runtime
 from worker.weights.tensors import TensorFile, open_tensors, write_tensors
 
 log = logging.getLogger(__name__)
 
 CONVERTER_VERSION = 1
-_NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
 
 
 @dataclass(frozen=True)
@@ -62,19 +69,32 @@ class PartPlan:
     @property
     def size_bytes(self) -> int:
         """Bytes of the tensors to be written."""
-        return sum(spec.size for spec in self.specs.values()) * _NUMPY[self.dtype].itemsize
+        return sum(spec.size * spec.dtype.itemsize for spec in self.specs.values())
 
     def tensors(self) -> Iterator[NDArray[Any]]:
         """The tensors in the order of `specs`, each read when its turn has come."""
         with tqdm(total=self.size_bytes, desc=self.part.name, unit="B", unit_scale=True, disable=None) as bar:
-            for name, spec in self.specs.items():
-                published = self.mapped.sources[name]
-                tensor = to_runtime(self.files[published].read(published), len(spec.shape))
-                tensor = np.ascontiguousarray(tensor, dtype=_NUMPY[self.dtype])
-                if not np.isfinite(tensor).all():
-                    raise CheckpointError(f"{self.part.name}: {published} has values that are not finite")
+            for name in self.specs:
+                tensor = self._tensor(name)
                 yield tensor
                 bar.update(tensor.nbytes)
+
+    def _tensor(self, name: str) -> NDArray[Any]:
+        scaled = next(
+            (weight for weight in (name, name.removesuffix("_scale")) if scale_name(weight) in self.specs), None
+        )
+        weight = scaled or name
+        published = self.mapped.sources[weight]
+        tensor = to_runtime(self.files[published].read(published), len(self.specs[weight].shape))
+        if not np.isfinite(tensor).all():
+            raise CheckpointError(f"{self.part.name}: {published} has values that are not finite")
+        if scaled:
+            scales = row_scales(tensor)
+            tensor = tensor.astype(np.float32) / scales[:, None] if name == scaled else scales
+        tensor = np.ascontiguousarray(tensor, dtype=self.specs[name].dtype)
+        if not np.isfinite(tensor).all():
+            raise CheckpointError(f"{self.part.name}: {published} has values beyond {tensor.dtype}")
+        return tensor
 
 
 def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False, origin: Origin | None = None) -> Manifest:
@@ -168,6 +188,8 @@ def occupied(out: Path, baked: Manifest) -> BuildError:
 
 def plan_parts(source: Path, family: Family, names: list[str], dtype: Dtype) -> list[PartPlan]:
     """Match every part of the checkpoint with the model; raises one CheckpointError for all parts."""
+    if dtype == EIGHT_BITS and not any(part.scalable for part in family.parts):
+        raise BuildError(f"{dtype}: is not for {family.name}, whose weights are small enough in bfloat16")
     plans: list[PartPlan] = []
     problems: list[str] = []
     for part in family.parts:
@@ -188,6 +210,8 @@ def _plan(folder: Path, family: Family, part: Part, names: list[str], dtype: Dty
             config["scaling_factor"] = family.default_scaling_factor
         if config.get("force_upcast"):
             dtype = "float32"
+    if dtype == EIGHT_BITS and not part.scalable:
+        dtype = "bfloat16"
     targets = functional(part.build(part.parse(config), Kernels())).shapes
     weights = choose_weights(part, names)
     files: dict[str, TensorFile] = {}
@@ -200,11 +224,16 @@ def _plan(folder: Path, family: Family, part: Part, names: list[str], dtype: Dty
     )
 
     def place(ours: str) -> tuple[str, int]:
-        file = files[mapped.sources[ours]]
-        return file.path.name, file.tensors[mapped.sources[ours]].begin
+        published = mapped.sources.get(ours) or mapped.sources[ours.removesuffix("_scale")]
+        return files[published].path.name, files[published].tensors[published].begin
 
+    if dtype == EIGHT_BITS:
+        targets = functional(part.build(part.parse(config), Kernels()), scaled=True).shapes
     # In the order of the source's bytes, so that the disk reads forward.
-    specs = {name: jax.ShapeDtypeStruct(targets[name].shape, _NUMPY[dtype]) for name in sorted(targets, key=place)}
+    specs = {
+        name: jax.ShapeDtypeStruct(targets[name].shape, stored_dtype(dtype, name, targets))
+        for name in sorted(targets, key=place)
+    }
     return PartPlan(part, config, dtype, files, weights.variant, mapped, specs)
 
 

@@ -29,7 +29,7 @@ from worker.nn.kernels import Kernels
 from worker.settings import Settings
 from worker.text import TextTokenizer, load_tokenizer
 from worker.weights.load import Shapes, baked_shapes, load
-from worker.weights.manifest import Manifest, read_manifest
+from worker.weights.manifest import EIGHT_BITS, Manifest, read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,8 @@ def load_planner(model_dir: Path, manifest: Manifest, settings: Settings, kernel
     if missing := {part.name for part in family.parts} ^ manifest.parts.keys():
         raise CheckpointError(f"{model_dir}: {', '.join(sorted(missing))}: not the parts of {family.name}")
     schedule = _schedule(model_dir, manifest, settings)
-    model = pipeline(family, {name: part.config for name, part in manifest.parts.items()}, kernels)
+    scaled = frozenset(name for name, part in manifest.parts.items() if part.dtype == EIGHT_BITS)
+    model = pipeline(family, {name: part.config for name, part in manifest.parts.items()}, kernels, scaled)
     return Planner(
         pipeline=model,
         tokenizers=tuple(_tokenizers(model_dir, model)),

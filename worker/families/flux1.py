@@ -113,8 +113,8 @@ FLUX_1 = Family(
     pipelines=("FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"),
     parts=(
         text_encoder("text_encoder", projected=False),
-        Part("text_encoder_2", "text_encoder", "t5_text", ("T5EncoderModel",), T5TextConfig.from_json, _t5_text),
-        Part("transformer", "denoiser", "mmdit", ("FluxTransformer2DModel",), MMDiTConfig.from_json, _mmdit),
+        Part("text_encoder_2", "text_encoder", "t5_text", ("T5EncoderModel",), T5TextConfig.from_json, _t5_text, True),
+        Part("transformer", "denoiser", "mmdit", ("FluxTransformer2DModel",), MMDiTConfig.from_json, _mmdit, True),
         AUTOENCODER,
     ),
     compose_text=_compose_text,

@@ -14,7 +14,7 @@ from jax.sharding import Sharding
 
 from worker.errors import CheckpointError
 from worker.weights.manifest import BakedPart, Manifest
-from worker.weights.mapping import raise_differences
+from worker.weights.mapping import raise_differences, stored_dtype
 from worker.weights.tensors import DTYPES, TensorFile, open_tensors
 
 log = logging.getLogger(__name__)
@@ -120,8 +120,9 @@ def _check_tensors(part: str, entry: BakedPart, file: TensorFile, shapes: Mappin
     for name, info in file.tensors.items():
         if name in shapes and info.shape != shapes[name].shape:
             differences["shape"].append(f"{name} is {list(info.shape)}, {list(shapes[name].shape)} is expected")
-        if DTYPES.get(info.dtype) != entry.dtype:
-            differences["dtype"].append(f"{name} is {info.dtype}, {entry.dtype} is expected")
+        expected = stored_dtype(entry.dtype, name, shapes)
+        if DTYPES.get(info.dtype) != expected:
+            differences["dtype"].append(f"{name} is {info.dtype}, {expected} is expected")
     raise_differences(part, differences)
 
 

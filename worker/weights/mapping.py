@@ -6,20 +6,23 @@ Our layout differs in one point: the kernels of convolutions are OHWI, theirs OI
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from worker.errors import CheckpointError
+from worker.weights.manifest import EIGHT_BITS
 from worker.weights.tensors import TensorInfo
 
 FLOATING = ("F64", "F32", "F16", "BF16")
 _SHOWN = 10
+_LARGEST = float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max)
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,24 @@ def to_runtime(tensor: NDArray[Any], rank: int) -> NDArray[Any]:
     if tensor.ndim == 4 and rank == 4:
         return np.transpose(tensor, (0, 2, 3, 1))
     return tensor.reshape(runtime_shape(tensor.shape, rank))
+
+
+def scale_name(weight: str) -> str:
+    """The name of the scale that belongs to a weight in 8 bits."""
+    return f"{weight}_scale"
+
+
+def stored_dtype(dtype: str, name: str, names: Container[str]) -> np.dtype[Any]:
+    """The number format of a tensor of a part in `dtype`; `names` are all of the part's."""
+    if dtype != EIGHT_BITS:
+        return np.dtype(dtype)
+    return np.dtype(ml_dtypes.float8_e4m3fn if scale_name(name) in names else ml_dtypes.bfloat16)
+
+
+def row_scales(weight_OI: NDArray[Any]) -> NDArray[np.float32]:
+    """The powers of two by which rows are divided to fill the range of 8 bits; multiplying by them rounds nothing."""
+    largest = np.abs(weight_OI.astype(np.float32)).max(axis=1)
+    return np.exp2(np.ceil(np.log2(np.where(largest > 0, largest / _LARGEST, 1)))).astype(np.float32)
 
 
 def to_published(tensor: NDArray[Any]) -> NDArray[Any]:
