@@ -59,11 +59,12 @@ class Linear(nnx.Module):
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True):
         self.weight = parameter(out_features, in_features)
         self.weight_scale: nnx.Param[Any] | None = None
+        self.out_features = out_features
         self.bias = parameter(out_features) if bias else None
 
     def add_scale(self) -> None:
         """Declare the scale of weights that are stored in a format of little range."""
-        self.weight_scale = parameter(self.weight[...].shape[0])
+        self.weight_scale = nnx.data(parameter(self.out_features))
 
     def __call__(self, x: Float[Array, "*rest I"]) -> Float[Array, "*rest O"]:
         y = _project(x, self.weight[...])

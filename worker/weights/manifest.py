@@ -51,9 +51,10 @@ class Manifest(_Record):
 
     `source` is a repository or the name of a folder; `revision` the commit of a repository, None for a
     folder; `content_sha256` stands for the bytes of all files that were converted; `dtype` is what was asked
-    for (an autoencoder with `force_upcast` is kept in float32, small parts in bfloat16 instead of 8 bits); `tokenizers`: folder -> file name -> file;
-    `programs` the sha256, and so the name, of the index of compiled programs; `layout` stands for the names and shapes
-    of all parameters and the code that declares them (`engine.identity.layout`).
+    for (an autoencoder with `force_upcast` is kept in float32, small parts in bfloat16 instead of 8 bits);
+    `tokenizers`: folder -> file name -> file; `programs` the sha256, and so the name, of the index of compiled
+    programs; `layout` stands for the names and shapes of all parameters and the code that declares them
+    (`engine.identity.layout`).
     """
 
     format_version: Literal[1] = FORMAT_VERSION
