@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from worker.engine.clock import Clock
 from worker.errors import StartupError
-from worker.settings import Settings, load_settings
+from worker.settings import Settings, for_local_run, load_settings
 
 
 def main() -> None:
@@ -25,11 +25,13 @@ def main() -> None:
         logging.getLogger(ours).setLevel(logging.INFO)
     # The SDK's heartbeat is a process: JAX's threads do not survive a fork.
     multiprocessing.set_start_method("spawn")
-    # On DEBUG, its default, the SDK logs every answer, pictures included.
-    os.environ.setdefault("RUNPOD_DEBUG_LEVEL", "INFO")
     local = "RUNPOD_WEBHOOK_GET_JOB" not in os.environ
+    # On DEBUG, its default, the SDK logs every answer, pictures included; a local run prints its own.
+    os.environ.setdefault("RUNPOD_DEBUG_LEVEL", "WARN" if local else "INFO")
     try:
         settings = load_settings(os.environ)
+        if local:
+            settings = for_local_run(settings)
         if not local and not settings.allow_cpu:
             # Without this, JAX would go on with the CPU when CUDA fails.
             os.environ.setdefault("JAX_PLATFORMS", "cuda")
@@ -41,6 +43,7 @@ def main() -> None:
             check_device(allow_cpu=local or settings.allow_cpu)
         # Slow imports come after the check, so that a worker without a GPU ends at once.
         with start.stage("imports_s"):
+            from worker.local import run_locally
             from worker.runner import JobRunner
             from worker.sdk import mend, serverless
             from worker.service import load_service
@@ -52,8 +55,11 @@ def main() -> None:
             service.open(settings)
     except StartupError as error:
         _give_up(error, local=local)
+    if local:
+        run_locally(service, settings)
+        return
     mend()
-    runner = JobRunner(service.run, settings, None if local else serverless.progress_update)
+    runner = JobRunner(service.run, settings, serverless.progress_update)
     serverless.start({"handler": runner.handle, "concurrency_modifier": runner.concurrency})
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 from worker.settings import Settings
 
 # Of local runs, and of images that have a model in them: the Hub's image has none.
-_NOT_ON_THE_HUB = ("model_dir", "output_dir", "allow_cpu")
+_NOT_ON_THE_HUB = ("model_dir", "output_dir", "allow_cpu", "xdg_cache_home")
 _FIRST = ("model_id", "model_revision")
 
 

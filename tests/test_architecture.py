@@ -10,8 +10,9 @@ SOURCES = sorted([*ROOT.glob("worker/**/*.py"), *ROOT.glob("builder/**/*.py"), R
 
 # Who may import whom, by the first folder or file below `worker`; a package may always import itself.
 ALLOWED = {
-    "handler": {"engine", "runner", "sdk", "service", "settings", "errors"},
+    "handler": {"engine", "local", "runner", "sdk", "service", "settings", "errors"},
     "builder": None,
+    "local": {"runner", "sdk", "service", "settings"},
     "runner": {"control", "settings", "errors"},
     "control": {"errors"},
     "sdk": set(),

@@ -16,8 +16,12 @@ from tests.jobs import JOB
 ROOT = Path(__file__).parent.parent
 
 
-def handler(model_dir: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"MODEL_DIR": str(model_dir), "JAX_PLATFORMS": "cpu"}
+def handler(model_dir: Path | str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {
+        "MODEL_DIR": str(model_dir),
+        "JAX_PLATFORMS": "cpu",
+        "XDG_CACHE_HOME": str(folder / "caches"),
+    }
     return subprocess.run(
         [sys.executable, str(ROOT / "handler.py"), *arguments],
         cwd=folder,
@@ -30,13 +34,18 @@ def handler(model_dir: Path, folder: Path, *arguments: str) -> subprocess.Comple
 
 
 @pytest.mark.xdist_group("sd1")
-def test_a_job_becomes_the_picture_that_diffusers_makes(toy, tmp_path):
+def test_a_job_becomes_the_picture_that_diffusers_makes_and_the_next_run_compiles_nothing(toy, tmp_path):
     made = toy("sd1")
     done = handler(made.model_dir, tmp_path, "--test_input", json.dumps({"input": JOB}))
     assert done.returncode == 0, done.stdout + done.stderr
     found = np.asarray(Image.open(tmp_path / "output" / "local_test" / "0.png")).astype(int)
     assert np.abs(found - picture(made.source, JOB).astype(int)).max() <= 1
     assert "Traceback" not in done.stdout + done.stderr
+    assert "output/local_test/0.png  72x104, seed 3\n4 steps, guidance 7.5, PNDMScheduler\n" in done.stdout
+    again = handler(made.model_dir, tmp_path, "--test_input", json.dumps({"input": JOB}))
+    assert ": compiled " in done.stderr
+    assert ": compiled " not in again.stderr
+    assert (np.asarray(Image.open(tmp_path / "output" / "local_test" / "0.png")) == found).all()
 
 
 @pytest.mark.xdist_group("sd1")
@@ -50,10 +59,11 @@ def test_a_bad_job_fails_with_all_its_faults_and_without_a_traceback(toy, tmp_pa
     assert "Traceback" not in said
 
 
-def test_a_start_that_cannot_succeed_ends_with_one_line(tmp_path):
-    done = handler(tmp_path / "absent", tmp_path)
+@pytest.mark.parametrize(("model_dir", "named"), [("absent", "absent"), ("", "models/emoji/baked")])
+def test_a_start_that_cannot_succeed_ends_with_one_line(tmp_path, model_dir, named):
+    done = handler(model_dir, tmp_path)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("worker: ")
-    assert "absent" in last
+    assert f"{named}: not a baked model" in last
     assert "Traceback" not in done.stdout + done.stderr

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from worker.errors import SettingsError
-from worker.settings import Settings, load_settings
+from worker.settings import Settings, for_local_run, load_settings
 
 
 def test_an_empty_environment_gives_the_defaults():
@@ -62,3 +62,18 @@ def test_what_cannot_be_used_is_named(variable, value):
 def test_secrets_are_not_shown():
     names = ["BUCKET_ACCESS_KEY_ID", "BUCKET_SECRET_ACCESS_KEY", "BUCKET_SESSION_TOKEN"]
     assert "hidden" not in repr(load_settings({name: f"hidden-{name}" for name in names}))
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        ({}, "~/.cache/worker-jax-diffusion/programs"),
+        ({"XDG_CACHE_HOME": "/caches"}, "/caches/worker-jax-diffusion/programs"),
+        ({"XDG_CACHE_HOME": "relative"}, "~/.cache/worker-jax-diffusion/programs"),
+        ({"PROGRAM_CACHE": "none"}, "none"),
+        ({"PROGRAM_CACHE": "/programs", "XDG_CACHE_HOME": "/caches"}, "/programs"),
+        ({"VOLUME_DIR": "/"}, "auto"),
+    ],
+)
+def test_a_local_run_keeps_programs_in_the_users_cache_folder(given, folder):
+    assert for_local_run(load_settings({"VOLUME_DIR": "/absent", **given})).program_cache == folder

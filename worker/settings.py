@@ -5,11 +5,13 @@ Every setting is declared once, with its default and its description, from which
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from worker.errors import SettingsError
+
+LOCAL_PROGRESS_S = 0.1
 
 
 def _setting(default: Any, description: str, *, secret: bool = False) -> Any:
@@ -20,7 +22,9 @@ def _setting(default: Any, description: str, *, secret: bool = False) -> Any:
 class Settings:
     """What an operator chooses; each field is the environment variable of its name in capitals."""
 
-    model_dir: Path = _setting(Path("models/toy"), "The baked folder to serve.")
+    model_dir: Path = _setting(
+        Path("models/emoji/baked"), "The baked folder to serve; by default the small model that comes along."
+    )
     model_id: str = _setting(
         "",
         "Checkpoint to serve instead of MODEL_DIR (owner/name on the hub, a folder, toy:VARIANT): the first worker "
@@ -61,9 +65,10 @@ class Settings:
     progress_every_s: float = _setting(5.0, "Seconds between two progress reports of a job on Runpod; 0: none.")
     program_cache: str = _setting(
         "auto",
-        "Folder for programs that had to be compiled, or none; auto: one on the network volume, where there is one. "
-        "Whoever can write to it can run code in the worker.",
+        "Folder for programs that had to be compiled, or none; auto: one on the network volume where there is one, "
+        "in a local run else one in the user's cache folder. Whoever can write to it can run code in the worker.",
     )
+    xdg_cache_home: Path = _setting(Path("~/.cache"), "The user's cache folder, an absolute path.")
     trust_programs: bool = _setting(
         False, "Use stored programs without trying each once, in a process of its own, on this card and driver."
     )
@@ -96,6 +101,16 @@ def load_settings(environment: Mapping[str, str]) -> Settings:
         if text:
             values[item.name] = _parse(variable, text, item.type)
     return Settings(**values)
+
+
+def for_local_run(settings: Settings) -> Settings:
+    """What is different on one's own machine: a place for compiled programs, and progress for eyes."""
+    cache = settings.program_cache
+    if cache == "auto" and not settings.volume_dir.is_dir():
+        # The XDG Base Directory Specification has relative paths ignored.
+        home = settings.xdg_cache_home if settings.xdg_cache_home.is_absolute() else Settings.xdg_cache_home
+        cache = str(home / "worker-jax-diffusion" / "programs")
+    return replace(settings, program_cache=cache, progress_every_s=LOCAL_PROGRESS_S)
 
 
 def _parse(variable: str, text: str, kind: Any) -> Any:

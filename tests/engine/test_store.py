@@ -291,3 +291,12 @@ def test_the_cache_s_folder(monkeypatch, tmp_path):
     volume.mkdir()
     assert cache_folder("auto", volume) == volume / "worker-programs"
     assert cache_folder("/somewhere", volume) == Path("/somewhere")
+
+
+def test_without_a_home_there_is_no_cache_in_it(monkeypatch, tmp_path, caplog):
+    def no_home(_path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    assert cache_folder("~/programs", tmp_path) is None
+    assert "no home" in caplog.text

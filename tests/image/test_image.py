@@ -13,6 +13,8 @@ from tests.platform.job_api import JobApi, until
 from worker.weights.manifest import read_manifest
 
 pytestmark = [pytest.mark.image, pytest.mark.xdist_group("image")]
+COMPILED = "programs: compiled"
+"""What the log says of each program that was not stored."""
 
 
 def python(image: str, code: str, *options: str) -> str:
@@ -49,7 +51,7 @@ def test_a_job_runs_without_network_as_nobody_on_a_root_to_read(image):
     assert done.code == 0, done.said
     assert "/tmp/output/local_test/0.png" in done.said
     assert "Traceback" not in done.said
-    assert "'compile_s': 0.0," in done.said
+    assert COMPILED not in done.said
     assert int(python(image, "import os; print(os.getuid())")) > 0
 
 
@@ -62,7 +64,7 @@ def test_jobs_of_the_platform_are_answered_and_a_stop_is_followed(container):
         api.submit({"id": "one", "input": {"prompt": "a fox", "num_inference_steps": 2, "seed": 1}})
         (answer,) = api.wait("one", timeout_s=180)
         assert answer["output"]["seed"] == 1
-        assert answer["output"]["timings"]["compile_s"] == 0
+        assert COMPILED not in engine("logs", name).said
         assert answer["output"]["images"][0].startswith("data:image/png;base64,")
         assert engine("stop", "--time", "20", name).code == 0
         assert engine("inspect", "--format", "{{.State.ExitCode}}", name).said.strip() == "0"

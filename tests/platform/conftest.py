@@ -58,6 +58,7 @@ def start(stub_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Generat
     def run(*arguments: str, command: tuple[str, ...] = STUB, **environment: str) -> Worker:
         folder = tmp_path_factory.mktemp("worker")
         settings = {"MODEL_DIR": str(stub_model), "PYTHONPATH": str(ROOT), "WARM_UP": "false"}
+        settings["XDG_CACHE_HOME"] = str(folder)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RUNPOD_", "JAX_"))}
         log = folder / "log"
         with log.open("wb") as out:

@@ -69,6 +69,7 @@ class Programs:
         """
         needed = self._needed(height, width, slots, image=image)
         if not all(self._is_ready(key) for key in needed):
+            log.info("getting %d programs ready for this size", len(needed))
             # XLA compiles outside of Python's lock.
             with ThreadPoolExecutor(len(needed), thread_name_prefix="compile") as pool:
                 list(pool.map(self._obtain, needed.values()))

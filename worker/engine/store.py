@@ -217,7 +217,13 @@ def cache_folder(setting: str, volume: Path) -> Path | None:
     """The folder that a setting means: a path, "none", or "auto" for one on the network volume where there is one."""
     if setting == "auto":
         return volume / "worker-programs" if volume.is_dir() else None
-    return None if setting == "none" else Path(setting).expanduser()
+    if setting == "none":
+        return None
+    try:
+        return Path(setting).expanduser()
+    except RuntimeError:
+        log.warning("program cache %s: the user has no home", setting)
+        return None
 
 
 def _baked(
