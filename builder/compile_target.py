@@ -28,6 +28,7 @@ from worker.errors import BuildError, WorkerError
 from worker.nn.kernels import Kernels
 from worker.settings import Settings
 from worker.weights.manifest import Manifest, read_manifest
+from worker.weights.mapping import stored_dtype
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def _params(manifest: Manifest, parts: Any) -> dict[str, dict[str, Any]]:
     """The shapes of all parameters in the dtypes of the manifest; no weight is read."""
     return {
         part: {
-            name: jax.ShapeDtypeStruct(spec.shape, manifest.parts[part].dtype)
+            name: jax.ShapeDtypeStruct(spec.shape, stored_dtype(manifest.parts[part].dtype, name, functional.shapes))
             for name, spec in functional.shapes.items()
         }
         for part, functional in parts.items()

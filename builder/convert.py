@@ -46,7 +46,7 @@ from worker.weights.manifest import (
     read_manifest,
     write_manifest,
 )
-from worker.weights.mapping import RULES, Mapped, pair, row_scales, scale_name, stored_dtype, to_runtime
+from worker.weights.mapping import RULES, Mapped, is_scaled, pair, row_scales, stored_dtype, to_runtime, weight_name
 from worker.weights.tensors import TensorFile, open_tensors, write_tensors
 
 log = logging.getLogger(__name__)
@@ -80,20 +80,16 @@ class PartPlan:
                 bar.update(tensor.nbytes)
 
     def _tensor(self, name: str) -> NDArray[Any]:
-        scaled = next(
-            (weight for weight in (name, name.removesuffix("_scale")) if scale_name(weight) in self.specs), None
-        )
-        weight = scaled or name
+        weight = weight_name(name)
         published = self.mapped.sources[weight]
         tensor = to_runtime(self.files[published].read(published), len(self.specs[weight].shape))
-        if not np.isfinite(tensor).all():
-            raise CheckpointError(f"{self.part.name}: {published} has values that are not finite")
-        if scaled:
+        if is_scaled(weight, self.specs):
+            tensor = tensor.astype(np.float32)
             scales = row_scales(tensor)
-            tensor = tensor.astype(np.float32) / scales[:, None] if name == scaled else scales
+            tensor = tensor / scales[:, None] if name == weight else scales
         tensor = np.ascontiguousarray(tensor, dtype=self.specs[name].dtype)
         if not np.isfinite(tensor).all():
-            raise CheckpointError(f"{self.part.name}: {published} has values beyond {tensor.dtype}")
+            raise CheckpointError(f"{self.part.name}: {published} has values that are not finite")
         return tensor
 
 
@@ -188,8 +184,6 @@ def occupied(out: Path, baked: Manifest) -> BuildError:
 
 def plan_parts(source: Path, family: Family, names: list[str], dtype: Dtype) -> list[PartPlan]:
     """Match every part of the checkpoint with the model; raises one CheckpointError for all parts."""
-    if dtype == EIGHT_BITS and not any(part.scalable for part in family.parts):
-        raise BuildError(f"{dtype}: is not for {family.name}, whose weights are small enough in bfloat16")
     plans: list[PartPlan] = []
     problems: list[str] = []
     for part in family.parts:
@@ -210,9 +204,11 @@ def _plan(folder: Path, family: Family, part: Part, names: list[str], dtype: Dty
             config["scaling_factor"] = family.default_scaling_factor
         if config.get("force_upcast"):
             dtype = "float32"
-    if dtype == EIGHT_BITS and not part.scalable:
+    if dtype == EIGHT_BITS and not part.eight_bits:
         dtype = "bfloat16"
-    targets = functional(part.build(part.parse(config), Kernels())).shapes
+    module = part.build(part.parse(config), Kernels())
+    shapes = functional(module, scaled=dtype == EIGHT_BITS).shapes
+    targets = {name: spec for name, spec in shapes.items() if weight_name(name) == name}
     weights = choose_weights(part, names)
     files: dict[str, TensorFile] = {}
     for opened in (open_tensors(folder / name) for name in weights.files):
@@ -224,15 +220,13 @@ def _plan(folder: Path, family: Family, part: Part, names: list[str], dtype: Dty
     )
 
     def place(ours: str) -> tuple[str, int]:
-        published = mapped.sources.get(ours) or mapped.sources[ours.removesuffix("_scale")]
+        published = mapped.sources[weight_name(ours)]
         return files[published].path.name, files[published].tensors[published].begin
 
-    if dtype == EIGHT_BITS:
-        targets = functional(part.build(part.parse(config), Kernels()), scaled=True).shapes
     # In the order of the source's bytes, so that the disk reads forward.
     specs = {
-        name: jax.ShapeDtypeStruct(targets[name].shape, stored_dtype(dtype, name, targets))
-        for name in sorted(targets, key=place)
+        name: jax.ShapeDtypeStruct(shapes[name].shape, stored_dtype(dtype, name, shapes))
+        for name in sorted(shapes, key=place)
     }
     return PartPlan(part, config, dtype, files, weights.variant, mapped, specs)
 

@@ -32,7 +32,7 @@ class Settings:
     )
     model_revision: str = _setting("", "Branch, tag or commit of MODEL_ID; empty: what main was at the first start.")
     model_dtype: Literal["bfloat16", "float32", "float8_e4m3"] = _setting(
-        "bfloat16", "Number format of MODEL_ID's weights; float8_e4m3: FLUX.1 in half the memory."
+        "bfloat16", "Number format of MODEL_ID's weights; float8_e4m3: the large networks in half the memory."
     )
     volume_dir: Path = _setting(
         Path("/runpod-volume"), "The network volume; where there is none, MODEL_ID is baked again at every start."

@@ -21,7 +21,7 @@ class Functional:
 def functional(module: nnx.Module, *, scaled: bool = False) -> Functional:
     """Split an abstract module once; merging happens only while a caller traces `apply`.
 
-    `scaled` gives every linear layer a `weight_scale`. Raises ValueError when `apply` is given other names than `shapes`.
+    `scaled` gives every linear layer a `weight_scale`. Raises ValueError where `apply` is given other names.
     """
     if scaled:
         for _, node in nnx.iter_graph(module):

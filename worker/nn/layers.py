@@ -54,7 +54,7 @@ def _project(x: Array, weight_OI: Array) -> Array:
 
 
 class Linear(nnx.Module):
-    """y = x weight^T + bias, weight [out, in]; a `weight_scale`, where there is one, multiplies the rows of the weight."""
+    """y = x weight^T + bias, weight [out, in], its rows times `weight_scale` where there is one."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True):
         self.weight = parameter(out_features, in_features)

@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.errors import CheckpointError
-from worker.weights.manifest import EIGHT_BITS
+from worker.weights.manifest import EIGHT_BITS, Dtype
 from worker.weights.tensors import TensorInfo
 
 FLOATING = ("F64", "F32", "F16", "BF16")
 _SHOWN = 10
-_LARGEST = 448.0
-"""Of float8_e4m3."""
+_SCALE = "_scale"
 
 
 @dataclass(frozen=True)
@@ -170,22 +169,28 @@ def to_runtime(tensor: NDArray[Any], rank: int) -> NDArray[Any]:
     return tensor.reshape(runtime_shape(tensor.shape, rank))
 
 
-def scale_name(weight: str) -> str:
-    """The name of the scale that belongs to a weight in 8 bits."""
-    return f"{weight}_scale"
+def weight_name(name: str) -> str:
+    """The weight whose scales a parameter holds; any other parameter's own name."""
+    return name.removesuffix(_SCALE)
 
 
-def stored_dtype(dtype: str, name: str, names: Container[str]) -> np.dtype[Any]:
-    """The number format of a tensor of a part in `dtype`; `names` are all of the part's."""
+def is_scaled(weight: str, names: Container[str]) -> bool:
+    """Whether a weight has scales beside it; `names` are all of its part's."""
+    return weight + _SCALE in names
+
+
+def stored_dtype(dtype: Dtype, name: str, names: Container[str]) -> np.dtype[Any]:
+    """The number format of a parameter of a part in `dtype`; `names` are all of the part's."""
     if dtype != EIGHT_BITS:
         return np.dtype(dtype)
-    return np.dtype(ml_dtypes.float8_e4m3fn if scale_name(name) in names else ml_dtypes.bfloat16)
+    return np.dtype(ml_dtypes.float8_e4m3fn if is_scaled(name, names) else ml_dtypes.bfloat16)
 
 
-def row_scales(weight_OI: NDArray[Any]) -> NDArray[np.float32]:
+def row_scales(weight_OI: NDArray[np.float32]) -> NDArray[np.float32]:
     """The powers of two by which rows are divided to fill the range of 8 bits; multiplying by them rounds nothing."""
-    largest = np.abs(weight_OI.astype(np.float32)).max(axis=1)
-    return np.exp2(np.ceil(np.log2(np.where(largest > 0, largest / _LARGEST, 1)))).astype(np.float32)
+    largest_O = np.abs(weight_OI).max(axis=1)
+    _, exponent_O = np.frexp(largest_O / np.float32(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max))
+    return np.ldexp(np.float32(1), exponent_O)
 
 
 def to_published(tensor: NDArray[Any]) -> NDArray[Any]:
