@@ -198,14 +198,10 @@ def plan_parts(source: Path, family: Family, names: list[str], dtype: Dtype) -> 
 
 def _plan(folder: Path, family: Family, part: Part, names: list[str], dtype: Dtype) -> PartPlan:
     config = read_json(folder / "config.json")
-    if part.role == "autoencoder":
-        if config.get("scaling_factor") is None:
-            log.info("%s: no scaling_factor, %g is used", part.name, family.default_scaling_factor)
-            config["scaling_factor"] = family.default_scaling_factor
-        if config.get("force_upcast"):
-            dtype = "float32"
-    if dtype == EIGHT_BITS and not part.eight_bits:
-        dtype = "bfloat16"
+    if part.role == "autoencoder" and config.get("scaling_factor") is None:
+        log.info("%s: no scaling_factor, %g is used", part.name, family.default_scaling_factor)
+        config["scaling_factor"] = family.default_scaling_factor
+    dtype = part_dtype(part, config, dtype)
     module = part.build(part.parse(config), Kernels())
     shapes = functional(module, scaled=dtype == EIGHT_BITS).shapes
     targets = {name: spec for name, spec in shapes.items() if weight_name(name) == name}
@@ -229,6 +225,13 @@ def _plan(folder: Path, family: Family, part: Part, names: list[str], dtype: Dty
         for name in sorted(shapes, key=place)
     }
     return PartPlan(part, config, dtype, files, weights.variant, mapped, specs)
+
+
+def part_dtype(part: Part, config: Mapping[str, Any], asked: Dtype) -> Dtype:
+    """The number format of a part, by its `config.json`, in a bake for which `asked` was asked."""
+    if part.role == "autoencoder" and config.get("force_upcast"):
+        return "float32"
+    return "bfloat16" if asked == EIGHT_BITS and not part.eight_bits else asked
 
 
 def _report(plans: list[PartPlan], scheduler: Mapping[str, Any]) -> None:
