@@ -39,6 +39,11 @@ class Settings:
     )
     output_dir: Path = _setting(Path("output"), "Where local runs put their pictures.")
     verify_weights: bool = _setting(False, "Check every weight file's sha256 at start.")
+    text_encoders: Literal["device", "host", "disk"] = _setting(
+        "device",
+        "Where their weights are between texts: on the device, or in the host's memory or on its disk, from where they "
+        "go to the device for each text and leave it again.",
+    )
     prediction_type: Literal["auto", "epsilon", "v_prediction", "sample"] = _setting(
         "auto", "What the network predicts; auto: what the checkpoint's scheduler configuration says."
     )

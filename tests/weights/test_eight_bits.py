@@ -1,5 +1,8 @@
 """Weights in 8 bits: small where they are stored, and what they cost in quality."""
 
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,16 +11,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from builder.compile import compile_programs
 from builder.convert import convert
 from tests.jobs import decode_picture, run
 from tests.models.test_precision import COMPILER_OPTIONS, mmdit, psnr_db, random_parameters, t5
 from worker.engine.loading import load_engine
-from worker.errors import BuildError
 from worker.nn.functional import functional
 from worker.service import Service
 from worker.settings import Settings
 from worker.storage import inline_store
-from worker.weights.manifest import read_manifest
+from worker.weights.manifest import read_manifest, write_manifest
 from worker.weights.mapping import is_scaled, row_scales, stored_dtype, weight_name
 from worker.weights.tensors import open_tensors
 
@@ -72,34 +75,85 @@ def test_quality_of_each_part(case, least_db):
     assert least_db < psnr_db(eight, exact) < psnr_db(bfloat16, exact)
 
 
-@pytest.mark.xdist_group("flux")
-def test_a_bake_in_eight_bits_is_served(toy, tmp_path):
-    source = toy("flux").source
-    folders = {dtype: tmp_path / dtype for dtype in ("bfloat16", "float8_e4m3")}
-    pictures = {}
-    for dtype, folder in folders.items():
-        convert(source, folder, dtype)
-        service = Service(load_engine(Settings(model_dir=folder)), inline_store, 50_000_000)
-        job = {"prompt": "a fox", "width": 64, "height": 64, "num_inference_steps": 2, "seed": 1}
-        pictures[dtype] = decode_picture(run(service, job)["images"][0])
-    db = psnr_db(pictures["float8_e4m3"], pictures["bfloat16"].astype(np.float32))
-    print(f"picture: {db:.1f} dB")
-    assert 18 < db < 60
-    parts = read_manifest(folders["float8_e4m3"]).parts
-    assert {name: part.dtype for name, part in parts.items()} == {
+JOB = {"prompt": "a fox", "width": 64, "height": 64, "num_inference_steps": 4, "seed": 1}
+BAKED = {
+    "flux": {
         "text_encoder": "bfloat16",
         "text_encoder_2": "float8_e4m3",
         "transformer": "float8_e4m3",
         "vae": "float32",
-    }
-    tensors = open_tensors(folders["float8_e4m3"] / "transformer.safetensors").tensors
-    assert tensors["proj_out.weight"].dtype == "F8_E4M3"
-    assert tensors["proj_out.weight_scale"].dtype == tensors["proj_out.bias"].dtype == "BF16"
-    sizes = [(folder / "transformer.safetensors").stat().st_size for folder in folders.values()]
-    assert sizes[1] < 0.7 * sizes[0]
+    },
+    "sdxl": {"text_encoder": "bfloat16", "text_encoder_2": "bfloat16", "unet": "float8_e4m3", "vae": "float32"},
+}
 
 
-@pytest.mark.xdist_group("sd1")
-def test_families_without_large_parts_refuse(toy, tmp_path):
-    with pytest.raises(BuildError, match="float8_e4m3: is not for stable-diffusion"):
-        convert(toy("sd1").source, tmp_path / "out", "float8_e4m3")
+@pytest.fixture(scope="module")
+def eight(toy, tmp_path_factory):
+    """A toy's folder in 8 bits."""
+    made: dict[str, Path] = {}
+
+    def get(variant: str) -> Path:
+        if variant not in made:
+            made[variant] = tmp_path_factory.mktemp("eight") / variant
+            convert(toy(variant, "bfloat16").source, made[variant], "float8_e4m3")
+        return made[variant]
+
+    return get
+
+
+@pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in BAKED])
+def test_what_is_baked(toy, eight, variant):
+    parts = read_manifest(eight(variant)).parts
+    assert {name: part.dtype for name, part in parts.items()} == BAKED[variant]
+    for name, part in parts.items():
+        plain = open_tensors(toy(variant, "bfloat16").model_dir / part.file).tensors
+        found = open_tensors(eight(variant) / part.file).tensors
+        scaled = {weight_name(tensor) for tensor in found.keys() - plain.keys()}
+        assert bool(scaled) == (part.dtype == "float8_e4m3")
+        assert scaled == {tensor for tensor, info in found.items() if info.dtype == "F8_E4M3"}
+        for tensor in scaled:
+            assert found[f"{tensor}_scale"].shape == plain[tensor].shape[:1]
+        if scaled:
+            assert part.size_bytes < 0.75 * (toy(variant, "bfloat16").model_dir / part.file).stat().st_size
+
+
+def mixed(plain: Path, eight: Path, parts: set[str], folder: Path) -> Path:
+    """The folder `plain` with some parts of `eight`."""
+    shutil.copytree(plain, folder)
+    entries = read_manifest(eight).parts
+    for part in parts:
+        shutil.copy(eight / entries[part].file, folder)
+    manifest = read_manifest(folder)
+    changed = manifest.parts | {part: entries[part] for part in parts}
+    write_manifest(folder, manifest.model_copy(update={"parts": changed, "programs": None, "layout": None}))
+    return folder
+
+
+# Measured:
+@pytest.mark.parametrize(
+    ("variant", "parts", "least_db"),
+    [
+        pytest.param("flux", {"transformer"}, 30, marks=pytest.mark.xdist_group("flux")),
+        pytest.param("flux", {"text_encoder_2"}, 30, marks=pytest.mark.xdist_group("flux")),
+        pytest.param("flux", {"transformer", "text_encoder_2"}, 30, marks=pytest.mark.xdist_group("flux")),
+        pytest.param("sdxl", {"unet"}, 20, marks=pytest.mark.xdist_group("sdxl")),
+    ],
+)
+def test_quality_of_the_picture(toy, eight, tmp_path, variant, parts, least_db):
+    plain = toy(variant, "bfloat16")
+    folder = mixed(plain.model_dir, eight(variant), parts, tmp_path / "mixed")
+    service = Service(load_engine(Settings(model_dir=folder, verify_weights=True)), inline_store, 50_000_000)
+    ours, wanted = (decode_picture(run(each, JOB)["images"][0]) for each in (service, plain.service))
+    db = psnr_db(ours, wanted.astype(np.float32))
+    print(f"{variant}, {' and '.join(sorted(parts))} in 8 bits: {db:.1f} dB")
+    assert least_db < db < 60
+
+
+@pytest.mark.xdist_group("flux")
+def test_programs_compiled_ahead_are_for_what_was_baked(eight, tmp_path):
+    folder = Path(shutil.copytree(eight("flux"), tmp_path / "baked"))
+    flags = os.environ.get("XLA_FLAGS", "")
+    compile_programs(folder, ("cpu",), ((64, 64),), (1,), flags)
+    engine = load_engine(Settings(model_dir=folder, program_cache="none", trust_programs=True, xla_flags=flags))
+    run(Service(engine, inline_store, 50_000_000), JOB)
+    assert engine.programs.compiled == {}

@@ -28,7 +28,7 @@ from worker.families.presets import distillation
 from worker.nn.kernels import Kernels
 from worker.settings import Settings
 from worker.text import TextTokenizer, load_tokenizer
-from worker.weights.load import Shapes, baked_shapes, load
+from worker.weights.load import Elsewhere, Shapes, baked_shapes, load
 from worker.weights.manifest import EIGHT_BITS, Manifest, read_manifest
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,13 @@ def load_engine(settings: Settings, start: Clock | None = None) -> Engine:
     with ThreadPoolExecutor(1, thread_name_prefix="programs") as pool:
         loading = pool.submit(stored)
         with start.stage("weights_s"):
-            params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
+            params = load(
+                settings.model_dir,
+                manifest,
+                shapes,
+                verify=settings.verify_weights,
+                elsewhere=_elsewhere(settings, planner.pipeline),
+            )
         found = loading.result()
     made = programs(found.planner, params, found.store)
     made.adopt(found.loaded)
@@ -138,6 +144,12 @@ def _shapes(model_dir: Path, manifest: Manifest, model: Pipeline) -> Shapes:
         if layout(manifest, found) == manifest.layout:
             return found
     return model.shapes
+
+
+def _elsewhere(settings: Settings, model: Pipeline) -> dict[str, Elsewhere]:
+    if settings.text_encoders == "device":
+        return {}
+    return {part.name: settings.text_encoders for part in model.family.text_encoders}
 
 
 def _schedule(model_dir: Path, manifest: Manifest, settings: Settings) -> ScheduleConfig:

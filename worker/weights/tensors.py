@@ -81,6 +81,12 @@ class TensorFile:
                 done += count
         return buffer.view(DTYPES[info.dtype]).reshape(info.shape)
 
+    def map(self, name: str) -> NDArray[Any]:
+        """One tensor as a part of the file, which the system reads when it is used and may drop when it is not."""
+        info = self.tensors[name]
+        mapped = np.memmap(self.path, np.uint8, "r", info.begin, info.end - info.begin)
+        return np.asarray(mapped).view(DTYPES[info.dtype]).reshape(info.shape)
+
 
 def open_tensors(path: Path) -> TensorFile:
     """Read and check the header.
