@@ -105,7 +105,7 @@ def eight(toy, tmp_path_factory):
 def test_what_is_baked(toy, eight, variant):
     parts = read_manifest(eight(variant)).parts
     assert {name: part.dtype for name, part in parts.items()} == BAKED[variant]
-    for name, part in parts.items():
+    for part in parts.values():
         plain = open_tensors(toy(variant, "bfloat16").model_dir / part.file).tensors
         found = open_tensors(eight(variant) / part.file).tensors
         scaled = {weight_name(tensor) for tensor in found.keys() - plain.keys()}
