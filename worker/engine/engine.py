@@ -73,7 +73,8 @@ class Engine:
 
     def __post_init__(self):
         # Frozen for everyone else.
-        object.__setattr__(self, "_batcher", Batcher(self.programs, self.planner.settings.max_slots, self.pace))
+        batcher = Batcher(self.programs, self.planner.settings.max_slots, self.pace, self.programs.devices)
+        object.__setattr__(self, "_batcher", batcher)
 
     def plan(self, request: Request, image: Image.Image | None, mask: Image.Image | None) -> Plan:
         """See `Planner.plan`."""
@@ -116,7 +117,7 @@ class Engine:
             key = _lane(self.planner.pipeline, plan), plan.image is not None
             counts[key] = counts.get(key, 0) + len(plan.seeds)
         for (lane, image), count in counts.items():
-            slots = pass_sizes(count, self._batcher.most(lane))
+            slots = pass_sizes(count, self._batcher.sizes(lane), self.programs.devices)
             try:
                 self.programs.prepare(lane.height, lane.width, slots, image=image)
             except RuntimeError as error:

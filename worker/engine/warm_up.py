@@ -10,7 +10,7 @@ from PIL import Image
 
 from worker.engine.engine import Engine
 from worker.engine.executable import reason
-from worker.engine.turns import powers_of_two
+from worker.engine.turns import pass_slots
 from worker.errors import GenerationError, OutOfMemory, StartupError
 from worker.request import parse_request
 
@@ -115,7 +115,7 @@ class WarmUp:
 
     @cached_property
     def _slots(self) -> list[int]:
-        return powers_of_two(self._engine.planner.settings.max_slots)
+        return pass_slots(self._engine.planner.settings.max_slots, self._engine.programs.devices)
 
 
 def _tell(single: Future[None]) -> None:
