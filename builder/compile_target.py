@@ -78,10 +78,9 @@ def compile_target(
             check_plans(program.key, compiled.as_text() or "")
         content = pack(compiled)
         blob = blobs.write_blob(model_dir / blobs.FOLDER, content)
-        working = compiled.memory_analysis().temp_size_in_bytes / 1e9
-        log.info(
-            "%s: %s in %.1f s, %d bytes, works in %.2f GB", name, title(program.key), seconds, len(content), working
-        )
+        memory = compiled.memory_analysis()
+        works = f", works in {memory.temp_size_in_bytes / 1e9:.2f} GB" if memory else ""
+        log.info("%s: %s in %.1f s, %d bytes%s", name, title(program.key), seconds, len(content), works)
         return Record(
             program=program.key,
             machine=machine,

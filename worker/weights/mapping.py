@@ -23,6 +23,8 @@ from worker.weights.tensors import TensorInfo
 FLOATING = ("F64", "F32", "F16", "BF16")
 _SHOWN = 10
 _SCALE = "_scale"
+_LARGEST = np.float32(448)
+"""Of float8_e4m3."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def stored_dtype(dtype: Dtype, name: str, names: Container[str]) -> np.dtype[Any
 def row_scales(weight_OI: NDArray[np.float32]) -> NDArray[np.float32]:
     """The powers of two by which rows are divided to fill the range of 8 bits; multiplying by them rounds nothing."""
     largest_O = np.abs(weight_OI).max(axis=1)
-    _, exponent_O = np.frexp(largest_O / np.float32(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max))
+    _, exponent_O = np.frexp(largest_O / _LARGEST)
     return np.ldexp(np.float32(1), exponent_O)
 
 
