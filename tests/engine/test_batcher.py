@@ -218,6 +218,30 @@ def test_a_pass_too_large_for_the_memory_is_made_of_single_pictures_and_the_lane
     assert {size for _, size, _ in programs.passes} == {2}
 
 
+class Lost:
+    """An array on a device that has failed."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("INTERNAL: the device is lost")
+
+
+def test_a_picture_whose_state_is_lost_begins_again():
+    """One place, two jobs in turn: the state that is to be put aside cannot be read."""
+
+    class Losing(Counting):
+        def advance(self, state: Any, *rest: Any) -> State:
+            made = super().advance(state._replace(saved=np.zeros_like(state.x)), *rest)
+            return made._replace(saved=cast(Any, Lost())) if len(self.passes) == 5 else made
+
+    rows = {1: 9, 2: 5}
+    found = run(batcher(Losing(), max_slots=1), *([sample(*one)] for one in rows.items()))
+    lost = [job[0] for job in found if isinstance(job[0], Exception)]
+    assert len(lost) == 1
+    for seed, job in enumerate(found, 1):
+        (alone,) = run(batcher(Counting()), [sample(seed, rows[seed])])
+        assert isinstance(job[0], Exception) or np.array_equal(job[0], alone[0])
+
+
 def test_a_single_picture_too_large_for_the_memory_is_an_outcome():
     programs = Counting(most=0)
     subject = batcher(programs)

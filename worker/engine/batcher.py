@@ -113,7 +113,12 @@ class _Pass:
 
     def park(self) -> None:
         """Give every sample its state back, on the host."""
-        state = jax.tree.map(np.asarray, self.state)
+        try:
+            state = jax.tree.map(np.asarray, self.state)
+        except Exception:  # the device has lost it
+            for sample in self.samples:
+                sample.again()
+            raise
         for index, sample in enumerate(self.samples):
             sample.park(part_state(state, index))
 
@@ -256,6 +261,8 @@ class Batcher:
         held = self._passes.get(lane)
         if held is None or not held.holds(samples, size):
             if held is not None:
+                # Whatever happens, it is not carried on.
+                del self._passes[lane]
                 held.park()
             held = self._passes[lane] = _Pass(samples, size, self._programs.place)
         return held

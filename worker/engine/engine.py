@@ -88,10 +88,9 @@ class Engine:
         `clock` gets the seconds of the stages; compilation is one of its own. Raises GenerationError when it fails.
         """
         clock = clock or Clock()
-        checkpoint(0.0, lambda: None)
         try:
             with clock.stage("compile_s"):
-                self._prepare(plans)
+                self._prepare(plans, checkpoint)
         except RuntimeError as error:
             raise _fault(error, plans[0]) from error
         began = time.perf_counter()
@@ -111,12 +110,13 @@ class Engine:
         others = sum(clock.seconds.get(name, 0.0) for name in ("wait_s", *_ENCODING, "decode_s"))
         clock.add("sample_s", time.perf_counter() - began - others)
 
-    def _prepare(self, plans: Sequence[Plan]) -> None:
+    def _prepare(self, plans: Sequence[Plan], checkpoint: Checkpoint) -> None:
         counts: dict[tuple[Lane, bool], int] = {}
         for plan in plans:
             key = _lane(self.planner.pipeline, plan), plan.image is not None
             counts[key] = counts.get(key, 0) + len(plan.seeds)
         for (lane, image), count in counts.items():
+            checkpoint(0.0, lambda: None)
             slots = pass_sizes(count, self._batcher.sizes(lane), self.programs.devices)
             try:
                 self.programs.prepare(lane.height, lane.width, slots, image=image)
