@@ -129,6 +129,7 @@ def mixed(plain: Path, eight: Path, parts: set[str], folder: Path) -> Path:
     return folder
 
 
+# Measured for FLUX.1: 39.9, 48.0 and 39.1 dB.
 @pytest.mark.parametrize(
     ("variant", "parts", "least_db"),
     [
