@@ -18,9 +18,12 @@ from tests.s3_servers import KEY as BUCKET_KEY
 from worker.errors import GenerationError
 from worker.s3 import s3_store
 
-REQUESTS = 2000
-BROKEN = {1, 700, 701, 1999}
-"""Requests whose pictures cannot be made."""
+NIGHT = 2000
+
+
+def broken(requests: int) -> set[int]:
+    """Requests whose pictures cannot be made."""
+    return {1, requests // 3, requests // 3 + 1, requests - 1}
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +62,19 @@ class Luck:
         return self._pick({"died": 0.004}) is not None
 
 
-@pytest.mark.slow
-def test_every_request_ends_once_and_nothing_is_doubled(s3, tmp_path):
-    luck = Luck()
+@pytest.mark.parametrize("requests", [200, pytest.param(NIGHT, marks=pytest.mark.slow)])
+def test_every_request_ends_once_and_nothing_is_doubled(s3, tmp_path, requests):
+    luck, folder = Luck(), f"night-{requests}"
     engine = MortalEngine(
-        {f"prompt {index}": GenerationError("a picture of it has no finite values") for index in BROKEN}
+        {f"prompt {index}": GenerationError("a picture of it has no finite values") for index in broken(requests)}
     )
     engine.dies = luck.dies
-    lines = [json.dumps({"prompt": f"prompt {index}", "width": 64 + 8 * (index // 500)}) for index in range(REQUESTS)]
+    lines = [
+        json.dumps({"prompt": f"prompt {index}", "width": 64 + 8 * (4 * index // requests)})
+        for index in range(requests)
+    ]
     (tmp_path / "night.jsonl").write_text("\n".join(lines))
-    command = ("submit", "night.jsonl", "--endpoint", "ep-test", "--out", "s3:///night", "--tries", "6", *QUICK)
+    command = ("submit", "night.jsonl", "--endpoint", "ep-test", "--out", f"s3:///{folder}", "--tries", "6", *QUICK)
     with EndpointApi(fault=luck.call) as api:
         client = BatchClient(tmp_path, api.client_environment)
 
@@ -80,18 +86,20 @@ def test_every_request_ends_once_and_nothing_is_doubled(s3, tmp_path):
 
         with worker(api, engine, s3_store(bucket_at(s3)), after):
             for share, how in ((0.2, signal.SIGKILL), (0.5, signal.SIGINT), (0.7, signal.SIGKILL)):
-                enough, runs = share * REQUESTS, api.calls["run"]
+                enough, runs = share * requests, api.calls["run"]
                 process = client.start(*command)
                 until(lambda enough=enough, runs=runs: len(engine.made) >= enough and api.calls["run"] > runs, 600)
                 code, said = client.end(process, how)
                 assert code == (130 if how == signal.SIGINT else -how), said
             code, said = client.run(*command)
     assert code == 1, said
-    assert f"{REQUESTS - len(BROKEN)} of {REQUESTS} requests are done, {len(BROKEN)} failed, 0 are open" in said
-    assert luck.had.keys() == {"429", "500", "503", "lost", "died", "forgotten", "TIMED_OUT", "CANCELLED", "empty"}
-    state = tmp_path / "batch-night"
-    check_results(state, keys(s3))
-    check_journal(state)
+    assert f"{requests - 4} of {requests} requests are done, 4 failed, 0 are open" in said
+    state = tmp_path / f"batch-{folder}"
+    check_results(state, [key for key in keys(s3) if key.startswith(f"{folder}/")], requests)
+    outcomes = check_journal(state, requests)
+    if requests == NIGHT:
+        assert luck.had.keys() == {"429", "500", "503", "lost", "died", "forgotten", "TIMED_OUT", "CANCELLED", "empty"}
+        assert outcomes >= {"COMPLETED", "FAILED", "TIMED_OUT", "CANCELLED", "lost"}
     doubled = {made: times for made, times in Counter(engine.made).items() if times > 1}
     assert len(doubled) <= luck.had["died"], doubled
     for file in state.iterdir():
@@ -99,26 +107,27 @@ def test_every_request_ends_once_and_nothing_is_doubled(s3, tmp_path):
     assert KEY not in said
 
 
-def check_results(state: Path, stored: list[str]) -> None:
+def check_results(state: Path, stored: list[str], requests: int) -> None:
     """A line for each request, in order; what the bucket has, is what they say."""
     results = [json.loads(line) for line in (state / "results.jsonl").read_text().splitlines()]
-    assert [one["request"]["prompt"] for one in results] == [f"prompt {index}" for index in range(REQUESTS)]
-    assert {index for index, one in enumerate(results) if "error" in one} == BROKEN
-    assert {results[index]["error"] for index in BROKEN} == {"a picture of it has no finite values"}
+    assert [one["request"]["prompt"] for one in results] == [f"prompt {index}" for index in range(requests)]
+    assert {index for index, one in enumerate(results) if "error" in one} == broken(requests)
+    # Their last try may have met a fault of the platform.
+    errors = Counter(results[index]["error"] for index in broken(requests))
+    assert "a picture of it has no finite values" in errors
     pictures = [picture for one in results for picture in one.get("pictures", ())]
     assert sorted(stored) == sorted(picture["key"] for picture in pictures)
-    assert len(set(stored)) == len(stored) == REQUESTS - len(BROKEN)
+    assert len(set(stored)) == len(stored) == requests - 4
     assert all(len(one["images"]) == 1 and one["images"][0].startswith("http") for one in results if "images" in one)
-    assert json.loads((state / "summary.json").read_text())["errors"] == {"a picture of it has no finite values": 4}
+    assert json.loads((state / "summary.json").read_text())["errors"] == errors
 
 
-def check_journal(state: Path) -> None:
-    """Each request has one end, and each job too."""
+def check_journal(state: Path, requests: int) -> set[str]:
+    """Each request has one end, and each job too; returns how jobs have ended."""
     db = sqlite3.connect(state / "journal.sqlite3")
     states = dict(db.execute("SELECT state, count(*) FROM requests GROUP BY state"))
-    assert states == {"done": REQUESTS - len(BROKEN), "failed": len(BROKEN)}
+    assert states == {"done": requests - 4, "failed": 4}
     assert db.execute("SELECT count(*) FROM jobs WHERE ended IS NULL").fetchone() == (0,)
-    assert {outcome for (outcome,) in db.execute("SELECT DISTINCT outcome FROM jobs")} >= {
-        "COMPLETED", "FAILED", "TIMED_OUT", "CANCELLED", "lost"
-    }  # fmt: skip
+    outcomes = {outcome for (outcome,) in db.execute("SELECT DISTINCT outcome FROM jobs")}
     db.close()
+    return outcomes
