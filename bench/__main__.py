@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,8 +51,10 @@ def main() -> None:
         if options.command == "random":
             (write_hollow if options.hollow else write_full_size)(options.name, options.out)
         elif options.command == "gpu-check":
-            plan = dry_plan(options.out) if options.dry_run else CheckPlan(options.out, options.programs, dry=False)
-            check(plan, 60 * options.minutes, tuple(filter(None, options.only.split(","))))
+            plan = dry_plan if options.dry_run else partial(CheckPlan, dry=False)
+            check(
+                plan(options.out, options.programs), 60 * options.minutes, tuple(filter(None, options.only.split(",")))
+            )
             print(options.out / "results.md")
         elif options.command == "coldstart":
             job = json.loads(options.job.read_text("utf-8"))["input"]
