@@ -1,10 +1,19 @@
 """The Runpod SDK, with what it leaves open closed."""
 
+import sys
 from functools import partial
+from types import ModuleType
 
-import runpod
-from aiohttp import ClientConnectionError, ClientSession
-from runpod.serverless.modules import rp_http, rp_scale
+import cpuinfo
+
+# While it is imported, the SDK asks for the processor's name, which takes a second, and loads its command line's SSH;
+# no job needs either.
+cpuinfo.get_cpu_info = dict
+sys.modules.setdefault("paramiko", ModuleType("paramiko"))
+
+import runpod  # noqa: E402
+from aiohttp import ClientConnectionError, ClientSession  # noqa: E402
+from runpod.serverless.modules import rp_http, rp_scale  # noqa: E402
 
 serverless = runpod.serverless
 
