@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import published
-from builder.toy import write_random, write_tokenizer
+from builder.toy import write_random, write_tokenizers
 from worker.families import FAMILIES
 from worker.families.family import Family, Part
-from worker.families.tiny import model_index, tokenizer
+from worker.families.tiny import flux_index, model_index, t5_tokenizer, tokenizer
 from worker.nn.functional import functional
 from worker.nn.kernels import Kernels
 from worker.weights.manifest import BakedPart, Dtype, Manifest, write_manifest
@@ -52,7 +52,23 @@ PUBLISHED = {
             "vae": published.SDXL_AUTOENCODER,
         },
     ),
+    "flux-schnell": (
+        FAMILIES["flux.1"],
+        {
+            "model_index": flux_index(published.FLUX_SCHNELL_SCHEDULER),
+            "scheduler": published.FLUX_SCHNELL_SCHEDULER,
+            "tokenizer": tokenizer(pad="<|endoftext|>"),
+            "tokenizer_2": t5_tokenizer(512),
+            "text_encoder": published.FLUX_TEXT_ENCODER,
+            "text_encoder_2": published.T5_XXL,
+            "transformer": published.FLUX_SCHNELL_TRANSFORMER,
+            "vae": published.FLUX_AUTOENCODER,
+        },
+    ),
 }
+_SCHNELL = PUBLISHED["flux-schnell"][1]
+_DEV = {"scheduler": published.FLUX_DEV_SCHEDULER, "transformer": published.FLUX_DEV_TRANSFORMER}
+PUBLISHED["flux-dev"] = FAMILIES["flux.1"], {**_SCHNELL, **_DEV}
 """Name -> family and the JSON files of the checkpoint."""
 
 
@@ -122,8 +138,7 @@ def _patterned(specs: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[NDArray[An
 def _write_folder(name: str, folder: Path, weights: Mapping[str, Digest]) -> None:
     family, files, dtypes = baked_parts(name)
     folder.mkdir(parents=True, exist_ok=True)
-    for encoder, tokens in zip(family.text_encoders, family.tokenizers, strict=True):
-        write_tokenizer(folder / tokens, files[tokens], files[encoder]["vocab_size"])
+    write_tokenizers(family, files, folder)
     parts = {
         part: BakedPart(
             config=dict(files[part]),

@@ -120,8 +120,7 @@ def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False, origi
             dtype=dtype,
             parts=parts,
             tokenizers={
-                folder: _write_tokenizer(source / folder, staging.folder / folder, within(folder, names))
-                for folder in family.tokenizers
+                part.tokenizer: _write_tokenizer(part, source, staging.folder, names) for part in family.text_encoders
             },
             scheduler=scheduler,
             model_index=index,
@@ -183,7 +182,7 @@ def plan_parts(source: Path, family: Family, names: list[str], dtype: Dtype) -> 
 
 def _plan(folder: Path, family: Family, part: Part, names: list[str], dtype: Dtype) -> PartPlan:
     config = read_json(folder / "config.json")
-    if part.kind == "autoencoder":
+    if part.role == "autoencoder":
         if config.get("scaling_factor") is None:
             log.info("%s: no scaling_factor, %g is used", part.name, family.default_scaling_factor)
             config["scaling_factor"] = family.default_scaling_factor
@@ -196,7 +195,9 @@ def _plan(folder: Path, family: Family, part: Part, names: list[str], dtype: Dty
         if twice := files.keys() & opened.tensors.keys():
             raise CheckpointError(f"{part.name}: in two shards: {', '.join(sorted(twice)[:10])}")
         files |= dict.fromkeys(opened.tensors, opened)
-    mapped = pair(part.name, RULES[part.kind], {name: file.tensors[name] for name, file in files.items()}, targets)
+    mapped = pair(
+        part.name, RULES.get(part.kind, ()), {name: file.tensors[name] for name, file in files.items()}, targets
+    )
 
     def place(ours: str) -> tuple[str, int]:
         file = files[mapped.sources[ours]]
@@ -258,9 +259,11 @@ def _finished(staging: Staging, plan: PartPlan) -> BakedPart | None:
     return part if whole else None
 
 
-def _write_tokenizer(source: Path, target: Path, names: list[str]) -> dict[str, BakedFile]:
+def _write_tokenizer(part: Part, source: Path, staging: Path, names: list[str]) -> dict[str, BakedFile]:
+    target = staging / part.tokenizer
     target.mkdir(exist_ok=True)
-    contents = tokenizer_contents(source, tokenizer_files(names))
+    published = tokenizer_files(part.kind, within(part.tokenizer, names))
+    contents = tokenizer_contents(part.kind, source / part.tokenizer, published)
     for name, content in contents.items():
         write_durably(target / name, content)
     return {

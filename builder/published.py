@@ -27,14 +27,8 @@ from worker.weights.manifest import FILE_NAME
 INDEX = "model_index.json"
 SCHEDULER = "scheduler/scheduler_config.json"
 CARD = "README.md"
-STEMS = {"clip_text": "model", "unet": "diffusion_pytorch_model", "autoencoder": "diffusion_pytorch_model"}
 VARIANTS = ("", "fp16", "bf16")
 
-_CLASSES = {
-    "clip_text": ("CLIPTextModel", "CLIPTextModelWithProjection"),
-    "unet": ("UNet2DConditionModel",),
-    "autoencoder": ("AutoencoderKL",),
-}
 _UNUSED_COMPONENTS = ("safety_checker", "feature_extractor", "image_encoder")
 _PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 _SHARD = r"(?P<i>\d{5})-of-(?P<n>\d{5})"
@@ -94,13 +88,14 @@ def family_of(index: Mapping[str, Any]) -> tuple[Family, list[str]]:
         raise CheckpointError(
             f"{INDEX}: {', '.join(null)} null: not supported: refiner, or another model without its text encoders"
         )
+    tokenizers = [part.tokenizer for part in family.text_encoders]
     problems = [
-        f"{part.name} is {found.get(part.name, 'absent')}, {' or '.join(_CLASSES[part.kind])} is expected"
+        f"{part.name} is {found.get(part.name, 'absent')}, {' or '.join(part.classes)} is expected"
         for part in family.parts
-        if found.get(part.name) not in _CLASSES[part.kind]
+        if found.get(part.name) not in part.classes
     ]
-    problems += [f"{name} is absent" for name in ("scheduler", *family.tokenizers) if not found.get(name)]
-    used = {part.name for part in family.parts} | {"scheduler", *family.tokenizers}
+    problems += [f"{name} is absent" for name in ("scheduler", *tokenizers) if not found.get(name)]
+    used = {part.name for part in family.parts} | {"scheduler", *tokenizers}
     others = [name for name, class_name in found.items() if name not in used and class_name]
     problems += [f"{name} is not handled" for name in others if name not in _UNUSED_COMPONENTS]
     if problems:
@@ -114,7 +109,7 @@ def choose_weights(part: Part, names: Iterable[str]) -> Weights:
     Raises CheckpointError, which lists what was looked for, if there are none, and if a shard is missing.
     """
     names = sorted(names)
-    stem = STEMS[part.kind]
+    stem = part.stem
     looked_for: list[str] = []
     for variant in VARIANTS:
         dotted = f".{variant}" if variant else ""
@@ -153,8 +148,9 @@ def needed_files(family: Family, names: Iterable[str]) -> list[str]:
     """The files of a checkpoint that a bake reads, out of all `names`; raises CheckpointError as choose_weights."""
     names = tuple(names)
     needed = [INDEX, SCHEDULER, *(name for name in names if name == CARD)]
-    for tokenizer in family.tokenizers:
-        needed += [f"{tokenizer}/{name}" for name in tokenizer_files(within(tokenizer, names))]
+    for part in family.text_encoders:
+        found = tokenizer_files(part.kind, within(part.tokenizer, names))
+        needed += [f"{part.tokenizer}/{name}" for name in found]
     for part in family.parts:
         weights = choose_weights(part, within(part.name, names))
         needed += [f"{part.name}/{name}" for name in ("config.json", *weights.files)]
@@ -164,13 +160,22 @@ def needed_files(family: Family, names: Iterable[str]) -> list[str]:
     return needed
 
 
-def tokenizer_files(names: Iterable[str]) -> list[str]:
+VOCABULARIES = {
+    "clip_text": (("vocab.json", "merges.txt"), ("tokenizer.json",)),
+    "t5_text": (("tokenizer.json",), ("spiece.model",)),
+}
+"""Files of a tokeniser's vocabulary by the kind of its text encoder; the first that are there are taken."""
+
+
+def tokenizer_files(kind: str, names: Iterable[str]) -> list[str]:
     """The files of a tokeniser's folder that a bake reads; raises CheckpointError if they hold no vocabulary."""
     names = set(names)
-    vocabulary = ["vocab.json", "merges.txt"] if names >= {"vocab.json", "merges.txt"} else ["tokenizer.json"]
-    if not names >= {*vocabulary}:
-        raise CheckpointError("a tokeniser's folder has neither vocab.json and merges.txt nor tokenizer.json")
-    return vocabulary + [name for name in ("tokenizer_config.json", "special_tokens_map.json") if name in names]
+    for vocabulary in VOCABULARIES[kind]:
+        if names >= {*vocabulary}:
+            small = ("tokenizer_config.json", "special_tokens_map.json")
+            return [*vocabulary, *(name for name in small if name in names)]
+    wanted = " nor ".join(" and ".join(vocabulary) for vocabulary in VOCABULARIES[kind])
+    raise CheckpointError(f"a tokeniser's folder has neither {wanted}")
 
 
 def within(folder: str, names: Iterable[str]) -> list[str]:

@@ -1,6 +1,8 @@
-"""A tokeniser's published folder -> the files of the baked one: `vocab.json`, `merges.txt` and small configurations.
+"""A tokeniser's published folder -> the files of the baked one.
 
-transformers 5 publishes `tokenizer.json` alone, earlier versions the vocabulary and the merges (besides it or alone).
+CLIP's are `vocab.json` and `merges.txt`: transformers 5 publishes `tokenizer.json` alone, earlier versions these two
+(besides it or alone). T5's is `tokenizer.json`, made of `spiece.model` where that is missing. Both have small
+configurations.
 """
 
 import json
@@ -8,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from builder.published import read_json
+from builder.unigram import from_sentencepiece
 from worker.errors import CheckpointError
 
 
-def tokenizer_contents(folder: Path, names: list[str]) -> dict[str, bytes]:
+def tokenizer_contents(kind: str, folder: Path, names: list[str]) -> dict[str, bytes]:
     """The baked files' contents, by name, from those of the published ones that `published.tokenizer_files` chose.
 
-    Raises CheckpointError for a `tokenizer.json` that is not of CLIP's kind.
+    `kind` is that of the text encoder. Raises CheckpointError for a vocabulary of another kind.
     """
-    contents = {name: (folder / name).read_bytes() for name in names if name != "tokenizer.json"}
-    if "tokenizer.json" in names:
+    contents = {name: (folder / name).read_bytes() for name in names}
+    if kind == "clip_text" and contents.pop("tokenizer.json", None):
         contents |= _split(folder / "tokenizer.json")
+    if model := contents.pop("spiece.model", None):
+        contents["tokenizer.json"] = from_sentencepiece(model)
     return contents
 
 

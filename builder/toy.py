@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from builder.published import STEMS
 from builder.toy_tokenizer import merges_text, vocabulary
+from builder.unigram import toy_tokenizer
 from worker.errors import BuildError
 from worker.families import FAMILIES, Family
 from worker.families.family import Part
@@ -49,8 +49,7 @@ def write_random(family: Family, files: Mapping[str, Mapping[str, Any]], folder:
     _write_json(folder / "scheduler" / "scheduler_config.json", files["scheduler"])
     for part in family.parts:
         _write_part(folder / part.name, part, files[part.name], seed)
-    for encoder, tokenizer in zip(family.text_encoders, family.tokenizers, strict=True):
-        write_tokenizer(folder / tokenizer, files[tokenizer], files[encoder]["vocab_size"])
+    write_tokenizers(family, files, folder)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -63,7 +62,7 @@ def _write_part(folder: Path, part: Part, config: Mapping[str, Any], seed: int) 
     ours = functional(part.build(part.parse(config), Kernels())).shapes
     specs = {name: jax.ShapeDtypeStruct(published_shape(spec.shape), np.float32) for name, spec in sorted(ours.items())}
     write_tensors(
-        folder / f"{STEMS[part.kind]}.safetensors",
+        folder / f"{part.stem}.safetensors",
         specs,
         _random_tensors(part.name, specs, seed),
         metadata={"format": "pt"},
@@ -89,9 +88,15 @@ def _random_tensors(part: str, specs: Mapping[str, jax.ShapeDtypeStruct], seed: 
             yield normal / np.float32(math.sqrt(math.prod(shape[1:])))
 
 
-def write_tokenizer(folder: Path, config: Mapping[str, Any], vocabulary_size: int) -> None:
-    """Write a toy vocabulary of a given size, in the layout of transformers."""
-    _write_json(folder / "tokenizer_config.json", config)
-    _write_json(folder / "special_tokens_map.json", {k: v for k, v in config.items() if k.endswith("_token")})
-    _write_json(folder / "vocab.json", vocabulary(vocabulary_size))
-    (folder / "merges.txt").write_text(merges_text(vocabulary_size), encoding="utf-8")
+def write_tokenizers(family: Family, files: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+    """Write toy vocabularies of the text encoders' sizes, in the layout of transformers; `files` as above."""
+    for part in family.text_encoders:
+        config, size = files[part.tokenizer], files[part.name]["vocab_size"]
+        target = folder / part.tokenizer
+        _write_json(target / "tokenizer_config.json", config)
+        _write_json(target / "special_tokens_map.json", {k: v for k, v in config.items() if k.endswith("_token")})
+        if part.kind == "t5_text":
+            (target / "tokenizer.json").write_text(toy_tokenizer(size), encoding="utf-8")
+        else:
+            _write_json(target / "vocab.json", vocabulary(size))
+            (target / "merges.txt").write_text(merges_text(size), encoding="utf-8")

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 START, END, END_OF_WORD = "<|startoftext|>", "<|endoftext|>", "</w>"
 
-_WORDS = """
+WORDS = """
 a an the of in on at by and with from photo photograph picture painting portrait landscape illustration
 astronaut riding horse cat dog bird fox owl tiger dragon castle mountain forest river ocean beach desert
 city street village garden flower rose tree leaf cloud sky sunset sunrise night moon star galaxy space
@@ -39,7 +39,7 @@ def byte_symbols() -> tuple[str, ...]:
 def _learned(count: int) -> tuple[tuple[str, str], ...]:
     merges: dict[tuple[str, str], int] = {}
     made: set[str] = set()
-    for word in _WORDS.split():
+    for word in WORDS.split():
         symbols = _merged([*word[:-1], word[-1] + END_OF_WORD], merges)
         while len(symbols) > 1 and len(merges) < count and symbols[0] + symbols[1] not in made:
             merges[symbols[0], symbols[1]] = len(merges)

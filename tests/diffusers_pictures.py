@@ -21,13 +21,17 @@ diffusers.utils.logging.set_verbosity_error()
 diffusers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
 
-PIPELINES: dict[tuple[bool, str], type[Any]] = {
-    (False, "text"): diffusers.StableDiffusionPipeline,
-    (False, "image"): diffusers.StableDiffusionImg2ImgPipeline,
-    (False, "mask"): diffusers.StableDiffusionInpaintPipeline,
-    (True, "text"): diffusers.StableDiffusionXLPipeline,
-    (True, "image"): diffusers.StableDiffusionXLImg2ImgPipeline,
-    (True, "mask"): diffusers.StableDiffusionXLInpaintPipeline,
+SD, SDXL, FLUX = "sd", "sdxl", "flux"
+PIPELINES: dict[tuple[str, str], type[Any]] = {
+    (SD, "text"): diffusers.StableDiffusionPipeline,
+    (SD, "image"): diffusers.StableDiffusionImg2ImgPipeline,
+    (SD, "mask"): diffusers.StableDiffusionInpaintPipeline,
+    (SDXL, "text"): diffusers.StableDiffusionXLPipeline,
+    (SDXL, "image"): diffusers.StableDiffusionXLImg2ImgPipeline,
+    (SDXL, "mask"): diffusers.StableDiffusionXLInpaintPipeline,
+    (FLUX, "text"): diffusers.FluxPipeline,
+    (FLUX, "image"): diffusers.FluxImg2ImgPipeline,
+    (FLUX, "mask"): diffusers.FluxInpaintPipeline,
 }
 
 
@@ -41,18 +45,25 @@ def checkpoint(source: Path) -> Any:
     return loaded
 
 
+def kind_of(loaded: Any) -> str:
+    """Which family's pipelines a checkpoint is for."""
+    if "transformer" in loaded.components:
+        return FLUX
+    return SDXL if "text_encoder_2" in loaded.components else SD
+
+
 def pipeline_for(source: Path, mode: str) -> Any:
     """A pipeline of the given mode over the checkpoint's networks."""
     loaded = checkpoint(source)
     if isinstance(loaded, diffusers.LatentConsistencyModelPipeline):
         return loaded
-    kind = PIPELINES["text_encoder_2" in loaded.components, mode]
+    family = kind_of(loaded)
     components = dict(loaded.components)
     components.pop("image_encoder", None)
     settings = {name: loaded.config[name] for name in ("force_zeros_for_empty_prompt",) if name in loaded.config}
-    if kind in (PIPELINES[False, "text"], PIPELINES[False, "image"], PIPELINES[False, "mask"]):
+    if family == SD:
         settings["requires_safety_checker"] = False
-    made = kind(**components, **settings)
+    made = PIPELINES[family, mode](**components, **settings)
     made.set_progress_bar_config(disable=True)
     return made
 
@@ -71,15 +82,17 @@ def picture(
         call: dict[str, Any] = {
             name: job[name]
             for name in ("prompt", "negative_prompt", "num_inference_steps", "guidance_scale", "guidance_rescale",
-                         "original_size", "crops_coords_top_left", "target_size", "negative_original_size",
-                         "negative_crops_coords_top_left", "negative_target_size")
+                         "true_cfg_scale", "original_size", "crops_coords_top_left", "target_size",
+                         "negative_original_size", "negative_crops_coords_top_left", "negative_target_size")
             if name in job
         }  # fmt: skip
         if mode != "text":
             call |= {"image": image, "strength": job["strength"]}
         if mode == "mask":
             call["mask_image"] = mask
-        if mode != "image":
+        if kind_of(pipe) == FLUX:
+            call["max_sequence_length"] = pipe.tokenizer_2.model_max_length
+        if mode != "image" or kind_of(pipe) == FLUX:
             call |= {"height": job["height"], "width": job["width"]}
         generator = torch.Generator().manual_seed(job["seed"])
         found = pipe(**call, generator=generator, output_type="np").images[0]

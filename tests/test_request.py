@@ -163,8 +163,9 @@ def test_any_input_is_a_request_or_names_its_faults(raw):
 OTHER_VALUES = {
     "prompt": "a dog", "negative_prompt": "b", "width": 64, "height": 64, "num_images": 2, "seed": 1,
     "scheduler": "DDIM", "scheduler_options": {"eta": 1.0}, "num_inference_steps": 3, "guidance_scale": 2,
-    "guidance_rescale": 0.5, "image": "AAAA", "image_url": "https://example.org/a.png", "mask": "AAAA",
-    "strength": 0.5, "original_size": [64, 64], "crops_coords_top_left": [1, 1], "target_size": [64, 64],
+    "true_cfg_scale": 2, "guidance_rescale": 0.5, "image": "AAAA", "image_url": "https://example.org/a.png",
+    "mask": "AAAA", "strength": 0.5,
+    "original_size": [64, 64], "crops_coords_top_left": [1, 1], "target_size": [64, 64],
     "negative_original_size": [64, 64], "negative_crops_coords_top_left": [1, 1], "negative_target_size": [64, 64],
     "output_format": "webp", "output_quality": 50, "metadata": False,
 }  # fmt: skip

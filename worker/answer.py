@@ -82,6 +82,7 @@ def result(request: Request, plan: Plan, kept: Sequence[Kept]) -> dict[str, Any]
             "height": plan.height,
             "num_inference_steps": plan.steps,
             "guidance_scale": plan.guidance_scale,
+            **({} if plan.true_cfg_scale is None else {"true_cfg_scale": plan.true_cfg_scale}),
             "guidance_rescale": request.guidance_rescale,
             "scheduler": plan.scheduler,
             "scheduler_options": plan.scheduler_options,

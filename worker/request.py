@@ -91,6 +91,12 @@ class Request(BaseModel):
     guidance_scale: Number | None = Field(
         None, ge=0, le=100, description="How strongly the prompt steers; 1 or less is without guidance."
     )
+    true_cfg_scale: Number | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="FLUX.1: how strongly it steers away from `negative_prompt`; above 1 a step costs double.",
+    )
     guidance_rescale: Number = Field(0.0, ge=0, le=1, description="Correction of guidance's overexposure.")
     image: str | None = Field(
         None,

@@ -17,7 +17,7 @@ from builder.embedded.recipe import MODEL_INDEX, SCHEDULER
 from builder.embedded.stages import encode, scaling_factor
 from builder.embedded.training import Weights
 from builder.embedded.work import BAKED, NOTES, SOURCE, Work, averages, prepare, reconstruction
-from builder.published import CARD, INDEX, STEMS
+from builder.published import CARD, INDEX
 from builder.published import SCHEDULER as SCHEDULER_FILE
 from worker.families.stable_diffusion import STABLE_DIFFUSION
 from worker.weights.manifest import Dtype
@@ -62,11 +62,11 @@ def write_source(folder: Path, weights: Weights, tokenizer: Path, scale: float) 
     _write_json(folder / SCHEDULER_FILE, SCHEDULER)
     shutil.copytree(tokenizer, folder / "tokenizer")
     for part in STABLE_DIFFUSION.parts:
-        config = CONFIGS[part.name] | ({"scaling_factor": scale} if part.kind == "autoencoder" else {})
+        config = CONFIGS[part.name] | ({"scaling_factor": scale} if part.role == "autoencoder" else {})
         _write_json(folder / part.name / "config.json", config)
         tensors = {name: to_published(np.asarray(array, HALF)) for name, array in sorted(weights[part.name].items())}
         specs = {name: jax.ShapeDtypeStruct(tensor.shape, HALF) for name, tensor in tensors.items()}
-        path = folder / part.name / f"{STEMS[part.kind]}.safetensors"
+        path = folder / part.name / f"{part.stem}.safetensors"
         write_tensors(path, specs, iter(tensors.values()), metadata={"format": "pt"})
 
 

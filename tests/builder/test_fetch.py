@@ -181,7 +181,10 @@ def test_offline_by_choice(hub, monkeypatch):
             lambda f: [f.pop(name) for name in [*f] if name.startswith("unet/") and name.endswith(".safetensors")],
             r"unet: only pickled weights \(diffusion_pytorch_model.bin\); safetensors are required",
         ),
-        (lambda f: f.update({"model_index.json": b'{"_class_name": "FluxPipeline"}'}), "FluxPipeline is not served"),
+        (
+            lambda f: f.update({"model_index.json": b'{"_class_name": "HunyuanDiTPipeline"}'}),
+            "HunyuanDiTPipeline is not served",
+        ),
     ],
 )
 def test_what_cannot_be_baked_is_not_downloaded(change, message, hub, hub_server, tmp_path):

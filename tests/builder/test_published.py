@@ -86,7 +86,7 @@ def test_the_family_and_what_it_does_not_use():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"_class_name": "FluxPipeline"}, "FluxPipeline is not served"),
+        ({"_class_name": "HunyuanDiTPipeline"}, "HunyuanDiTPipeline is not served"),
         ({"_class_name": None}, "None is not served"),
         ({"text_encoder": [None, None]}, "text_encoder null: not supported: refiner"),
         ({"unet": None}, "unet is absent"),
@@ -137,18 +137,30 @@ def test_only_needed_files_are_chosen():
 
 
 @pytest.mark.parametrize(
-    ("names", "kept"),
+    ("kind", "names", "kept"),
     [
-        (["vocab.json", "merges.txt", "tokenizer.json"], ["vocab.json", "merges.txt"]),
-        (["tokenizer.json", "tokenizer_config.json", "x"], ["tokenizer.json", "tokenizer_config.json"]),
-        (["vocab.json", "tokenizer.json", "special_tokens_map.json"], ["tokenizer.json", "special_tokens_map.json"]),
+        ("clip_text", ["vocab.json", "merges.txt", "tokenizer.json"], ["vocab.json", "merges.txt"]),
+        ("clip_text", ["tokenizer.json", "tokenizer_config.json", "x"], ["tokenizer.json", "tokenizer_config.json"]),
+        (
+            "clip_text",
+            ["vocab.json", "tokenizer.json", "special_tokens_map.json"],
+            ["tokenizer.json", "special_tokens_map.json"],
+        ),
+        (
+            "t5_text",
+            ["spiece.model", "tokenizer.json", "tokenizer_config.json"],
+            ["tokenizer.json", "tokenizer_config.json"],
+        ),
+        ("t5_text", ["spiece.model", "added_tokens.json"], ["spiece.model"]),
     ],
 )
-def test_the_files_of_a_tokeniser(names, kept):
-    assert tokenizer_files(names) == kept
+def test_the_files_of_a_tokeniser(kind, names, kept):
+    assert tokenizer_files(kind, names) == kept
 
 
 @pytest.mark.parametrize("names", [["vocab.json"], ["merges.txt", "tokenizer_config.json"], []])
 def test_a_tokeniser_without_its_vocabulary(names):
     with pytest.raises(CheckpointError, match=r"neither vocab.json and merges.txt nor tokenizer.json"):
-        tokenizer_files(names)
+        tokenizer_files("clip_text", names)
+    with pytest.raises(CheckpointError, match=r"neither tokenizer.json nor spiece.model"):
+        tokenizer_files("t5_text", names)

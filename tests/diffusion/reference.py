@@ -69,8 +69,10 @@ def _reference_classes() -> dict[str, Any]:
 
 
 CLASSES = _reference_classes()
-REFERENCED = [name for name, solver in SOLVERS.items() if solver.class_name in CLASSES]
-"""The solvers that diffusers has."""
+DIFFUSION = [name for name, solver in SOLVERS.items() if not solver.flow]
+"""The solvers for Stable Diffusion."""
+REFERENCED = [name for name in DIFFUSION if SOLVERS[name].class_name in CLASSES]
+"""Those of them that diffusers has."""
 
 
 class _Float64(types.ModuleType):
@@ -155,7 +157,7 @@ def sample_reference(
         x = pipeline.add_noise(clean, first, times[:1])
     parameters = pipeline.step.__code__.co_varnames
     extra = {"eta": eta} if "eta" in parameters else {}
-    with _drawing_from(pipeline, noises):
+    with drawing_from(pipeline, noises):
         for i, time in enumerate(times):
             output = evaluate(pipeline.scale_model_input(x, time).numpy(), float(time)).astype(dtype)
             x = pipeline.step(torch.from_numpy(output), time, x, **extra).prev_sample
@@ -166,7 +168,8 @@ def sample_reference(
 
 
 @contextmanager
-def _drawing_from(pipeline: Any, noises: Noises) -> Iterator[None]:
+def drawing_from(pipeline: Any, noises: Noises) -> Iterator[None]:
+    """Within, a scheduler takes its noise from `noises`."""
     module = sys.modules[type(pipeline).__module__]
     if type(pipeline).__name__ == "DPMSolverSDEScheduler":
         with mock.patch.object(module, "BrownianTreeNoiseSampler", return_value=_Brownian(noises)):

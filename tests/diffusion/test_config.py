@@ -15,7 +15,7 @@ pytestmark = reference.WARNINGS_OF_DIFFUSERS
 OWN = {"eta", "sigma_min", "sigma_max"}
 
 
-@pytest.mark.parametrize("solver", reference.REFERENCED)
+@pytest.mark.parametrize("solver", [*reference.REFERENCED, "flow_euler"])
 def test_options_and_defaults_are_those_of_the_class_in_diffusers(solver):
     parameters = inspect.signature(reference.CLASSES[SOLVERS[solver].class_name].__init__).parameters
     theirs = {name: entry.default for name, entry in parameters.items() if name != "self"}
@@ -123,4 +123,4 @@ def test_zero_signal_is_no_start_for_noise_prediction():
 
 
 def test_training_options_are_options_of_all():
-    assert all(set(solver.defaults) >= TRAINING for solver in SOLVERS.values())
+    assert all(set(SOLVERS[name].defaults) >= TRAINING for name in reference.DIFFUSION)

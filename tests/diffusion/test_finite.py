@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.diffusion.reference import SD1, SDXL, ZERO_SNR
+from tests.diffusion.reference import DIFFUSION, SD1, SDXL, ZERO_SNR
 from worker.diffusion import table
 from worker.diffusion.config import SIGMA_SCHEDULES, ScheduleConfig
 from worker.diffusion.sampling import step_table
@@ -46,14 +46,14 @@ def check(solver, raw, steps, options):
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", DIFFUSION)
 def test_every_number_of_steps(solver, checkpoint):
     for steps in STEPS:
         check(solver, CHECKPOINTS[checkpoint], steps, {})
 
 
 @pytest.mark.parametrize("schedule", SIGMA_SCHEDULES)
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", DIFFUSION)
 def test_every_sigma_schedule(solver, schedule):
     if schedule in SOLVERS[solver].defaults:
         for steps in (*range(1, 30), 100, 999, 1000):
@@ -61,7 +61,7 @@ def test_every_sigma_schedule(solver, schedule):
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", DIFFUSION)
 @pytest.mark.parametrize("output", [0.0, 1.0])
 def test_a_constant_network_stays_finite_in_float32(solver, checkpoint, output):
     for steps in (1, 2, 3, 9, 27, 36, 100, 1000):
@@ -69,7 +69,7 @@ def test_a_constant_network_stays_finite_in_float32(solver, checkpoint, output):
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1001])
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", DIFFUSION)
 def test_steps_out_of_bounds(solver, steps):
     with pytest.raises(ValueError, match=rf"num_inference_steps: {steps} is not in 1\.\.1000"):
         step_table(solver, ScheduleConfig.from_json(SD1), steps)
@@ -88,7 +88,7 @@ def test_strength_out_of_bounds(strength):
 
 
 @pytest.mark.parametrize(("steps", "strength"), [(15, 0.05), (1, 0.8), (1, 0.0), (20, 0.0), (3, 0.4), (1, 1.0)])
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", DIFFUSION)
 def test_strength_leaves_at_least_one_step(solver, steps, strength):
     kept = step_table(solver, ScheduleConfig.from_json(SD1), steps, strength=strength)
     assert len(kept) == (2 if solver == "pndm" and steps > 1 else 1)

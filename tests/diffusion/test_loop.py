@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from tests.diffusion import reference
-from tests.diffusion.reference import SD1, SD2, SHAPE
+from tests.diffusion.reference import DIFFUSION, SD1, SD2, SHAPE
 from worker.diffusion import loop
 from worker.diffusion.config import ScheduleConfig
 from worker.diffusion.sampling import step_table
-from worker.diffusion.solvers import SOLVERS
 
 pytestmark = reference.WARNINGS_OF_DIFFUSERS
 
@@ -92,7 +91,7 @@ def test_a_slot_does_not_depend_on_its_neighbours(image, mask):
         np.testing.assert_array_equal(together.x[slot], drive(others, image, mask).x[slot])
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", DIFFUSION)
 def test_equals_the_table_read_in_numpy(solver, image):
     ones = np.ones((*SHAPE[:-1], 1))
     state = drive([(solver, SD1, 6, {}, None)], image, ones)

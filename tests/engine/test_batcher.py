@@ -71,7 +71,9 @@ def sample(seed: int, rows: int, draws: tuple[int, ...] = (), lane: Lane = LANE,
         slot = Slot(
             State(*cast(Any, (x, nothing, np.zeros((HISTORY, *shape), np.float32), np.int32(0)))),
             *cast(Any, (table.packed(), np.int32(rows))),
-            Conditions(*cast(Any, (np.zeros((2, 1, 1), np.float32), None, None, np.float32(1), np.float32(0), None))),
+            Conditions(
+                *cast(Any, (np.zeros((2, 1, 1), np.float32), None, None, np.float32(1), np.float32(0), None, None))
+            ),
             Blend(*cast(Any, (nothing[..., :1], nothing, nothing))),
         )
         return slot, lambda: random.standard_normal(shape, np.float32)

@@ -1,9 +1,9 @@
 import pytest
 
 from worker.families import FAMILIES
-from worker.families.presets import checkpoint_defaults, distillation
+from worker.families.presets import distillation
 
-USUAL = FAMILIES["stable-diffusion-xl"].defaults
+defaults_of = FAMILIES["stable-diffusion-xl"].defaults
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,20 @@ USUAL = FAMILIES["stable-diffusion-xl"].defaults
     ],
 )
 def test_defaults_of_a_checkpoint(source, scheduler, steps, guidance):
-    defaults = checkpoint_defaults(USUAL, source, scheduler, embeds_guidance=False)
+    defaults = defaults_of(source, scheduler, False)
     assert (defaults.num_inference_steps, defaults.guidance_scale) == (steps, guidance)
 
 
 def test_a_network_that_embeds_guidance_has_its_own_scale():
-    defaults = checkpoint_defaults(USUAL, "SimianLuo/LCM_Dreamshaper_v7", "LCMScheduler", embeds_guidance=True)
+    defaults = defaults_of("SimianLuo/LCM_Dreamshaper_v7", "LCMScheduler", True)
     assert (defaults.num_inference_steps, defaults.guidance_scale) == (4, 8.5)
 
 
 def test_distillation_is_none_for_ordinary_models():
     assert distillation("runwayml/stable-diffusion-v1-5", "PNDMScheduler") is None
+
+
+@pytest.mark.parametrize(("embeds_guidance", "steps", "guidance"), [(True, 28, 3.5), (False, 4, 0.0)])
+def test_flux_dev_and_schnell(embeds_guidance, steps, guidance):
+    defaults = FAMILIES["flux.1"].defaults("someone/model", "FlowMatchEulerDiscreteScheduler", embeds_guidance)
+    assert (defaults.num_inference_steps, defaults.guidance_scale) == (steps, guidance)

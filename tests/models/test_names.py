@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, FluxTransformer2DModel, UNet2DConditionModel
 from flax import nnx
 from transformers import CLIPTextConfig as ReferenceCLIPTextConfig
-from transformers import CLIPTextModel, CLIPTextModelWithProjection
+from transformers import CLIPTextModel, CLIPTextModelWithProjection, T5EncoderModel
+from transformers import T5Config as ReferenceT5Config
 
 from bench import published
 from tests.nn.reference import names_and_shapes
@@ -16,6 +17,10 @@ from worker.models.autoencoder import Autoencoder
 from worker.models.autoencoder_config import AutoencoderConfig
 from worker.models.clip_text import CLIPText
 from worker.models.clip_text_config import CLIPTextConfig
+from worker.models.mmdit import MMDiT
+from worker.models.mmdit_config import MMDiTConfig
+from worker.models.t5_text import T5Text
+from worker.models.t5_text_config import T5TextConfig
 from worker.models.unet import UNet
 from worker.models.unet_config import UNetConfig
 from worker.nn.functional import functional
@@ -51,8 +56,8 @@ def test_unet(raw: dict[str, Any]):
 
 @pytest.mark.parametrize(
     "raw",
-    [published.SD15_AUTOENCODER, published.SD21_AUTOENCODER, published.SDXL_AUTOENCODER],
-    ids=["sd15", "sd21", "sdxl"],
+    [published.SD15_AUTOENCODER, published.SD21_AUTOENCODER, published.SDXL_AUTOENCODER, published.FLUX_AUTOENCODER],
+    ids=["sd15", "sd21", "sdxl", "flux"],
 )
 def test_autoencoder(raw: dict[str, Any]):
     reference = on_meta(lambda: AutoencoderKL.from_config(raw))
@@ -66,8 +71,9 @@ def test_autoencoder(raw: dict[str, Any]):
         published.SD21_TEXT_ENCODER,
         published.SDXL_TEXT_ENCODER,
         published.SDXL_TEXT_ENCODER_2,
+        published.FLUX_TEXT_ENCODER,
     ],
-    ids=["sd15", "sd21", "sdxl-1", "sdxl-2"],
+    ids=["sd15", "sd21", "sdxl-1", "sdxl-2", "flux"],
 )
 def test_text_encoder(raw: dict[str, Any]):
     projected = raw["architectures"] == ["CLIPTextModelWithProjection"]
@@ -76,3 +82,18 @@ def test_text_encoder(raw: dict[str, Any]):
     # The reference's own class lacks the published prefix unless it has a projection beside the text model.
     expected = names_and_shapes(reference, prefix="" if projected else "text_model.")
     assert ours(CLIPText(CLIPTextConfig.from_json(raw, projected=projected), Kernels())) == expected
+
+
+@pytest.mark.parametrize(
+    "raw", [published.FLUX_SCHNELL_TRANSFORMER, published.FLUX_DEV_TRANSFORMER], ids=["schnell", "dev"]
+)
+def test_mmdit(raw: dict[str, Any]):
+    reference = on_meta(lambda: FluxTransformer2DModel.from_config(raw))
+    assert ours(MMDiT(MMDiTConfig.from_json(raw), Kernels())) == names_and_shapes(reference)
+
+
+def test_t5():
+    expected = names_and_shapes(on_meta(lambda: T5EncoderModel(ReferenceT5Config(**published.T5_XXL))))
+    # Tied to `shared`, and published once.
+    assert expected.pop("encoder.embed_tokens.weight") == expected["shared.weight"]
+    assert ours(T5Text(T5TextConfig.from_json(published.T5_XXL), Kernels())) == expected

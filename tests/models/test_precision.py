@@ -17,6 +17,10 @@ from worker.models.autoencoder import Autoencoder
 from worker.models.autoencoder_config import AutoencoderConfig
 from worker.models.clip_text import CLIPText
 from worker.models.clip_text_config import CLIPTextConfig
+from worker.models.mmdit import MMDiT
+from worker.models.mmdit_config import MMDiTConfig
+from worker.models.t5_text import T5Text
+from worker.models.t5_text_config import T5TextConfig
 from worker.models.unet import UNet
 from worker.models.unet_config import UNetConfig
 from worker.nn.functional import functional
@@ -49,7 +53,18 @@ def text_encoder(dtype: Any) -> tuple[nnx.Module, str, tuple[Any, ...], dict[str
     return module, "__call__", (np.array([[7, 95, 3, 98, 11, 42, 90]]),), {}
 
 
-CASES = pytest.mark.parametrize("case", [unet, encoder, decoder, text_encoder])
+def t5(dtype: Any) -> tuple[nnx.Module, str, tuple[Any, ...], dict[str, Any]]:
+    del dtype
+    return T5Text(T5TextConfig.from_json(toy.T5), Kernels()), "__call__", (np.arange(20)[None],), {}
+
+
+def mmdit(dtype: Any) -> tuple[nnx.Module, str, tuple[Any, ...], dict[str, Any]]:
+    module = MMDiT(MMDiTConfig.from_json(toy.FLUX_GUIDED_TRANSFORMER), Kernels())
+    args = noise(2, 6, 10, 5).astype(dtype), np.array([1000, 5], np.float32), noise(2, 7, 22, seed=1)
+    return module, "__call__", args, {"pooled_BP": noise(2, 26, seed=2), "guidance_B": np.array([3.5, 1], np.float32)}
+
+
+CASES = pytest.mark.parametrize("case", [unet, mmdit, encoder, decoder, text_encoder, t5])
 
 
 def random_parameters(shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, np.ndarray]:
@@ -77,7 +92,7 @@ def test_only_bfloat16_is_multiplied(case: Callable[..., Any]):
     products = [e for e in made if e.primitive.name in ("dot_general", "conv_general_dilated")]
     assert len(products) > 10
     dtypes = {operand.aval.dtype for product in products for operand in product.invars}
-    assert dtypes == {jnp.dtype(jnp.float32 if case is text_encoder else jnp.bfloat16)}
+    assert dtypes == {jnp.dtype(jnp.float32 if case in (text_encoder, t5) else jnp.bfloat16)}
 
 
 @CASES

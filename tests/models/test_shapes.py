@@ -29,7 +29,8 @@ def checked() -> Iterator[dict[str, ModuleType]]:
     for name in unchecked:
         del sys.modules[name]
     with install_import_hook(PACKAGES, "beartype.beartype"):
-        parts = ("models.unet", "models.autoencoder", "models.clip_text", "nn.functional", "nn.kernels")
+        models = ("unet", "autoencoder", "clip_text", "mmdit", "t5_text")
+        parts = (*(f"models.{name}" for name in models), "nn.functional", "nn.kernels")
         modules = {part.split(".")[1]: import_module(f"worker.{part}") for part in parts}
     yield modules
     for name in ours():
@@ -78,5 +79,26 @@ def test_text_encoder(projected: bool, checked: dict[str, ModuleType]):
     output = trace(checked, encoder, np.zeros((2, 7), np.int32))
     assert output.last.shape == output.penultimate.shape == (2, 7, 30)
     assert output.pooled.shape == (2, 26 if projected else 30)
+    with pytest.raises(TypeCheckError):
+        trace(checked, encoder, np.zeros((2, 7), np.float32))
+
+
+@pytest.mark.parametrize("raw", [toy.FLUX_TRANSFORMER, toy.FLUX_GUIDED_TRANSFORMER], ids=["schnell", "dev"])
+def test_mmdit(raw: dict[str, Any], checked: dict[str, ModuleType]):
+    config = checked["mmdit"].MMDiTConfig.from_json(raw)
+    model = checked["mmdit"].MMDiT(config, checked["kernels"].Kernels())
+    args = noise(2, 6, 10, 5), np.array([1000, 5], np.float32), noise(2, 7, 22)
+    guidance = {"guidance_B": np.ones(2, np.float32)} if config.embeds_guidance else {}
+    assert trace(checked, model, *args, pooled_BP=noise(2, 26), **guidance).shape == (2, 6, 10, 5)
+    with pytest.raises(TypeCheckError):
+        trace(checked, model, *args, pooled_BP=noise(1, 26), **guidance)
+    with pytest.raises(ValueError, match="guidance is for the transformers that embed it"):
+        trace(checked, model, *args, pooled_BP=noise(2, 26), **({} if guidance else {"guidance_B": np.ones(2, "f")}))
+
+
+def test_t5(checked: dict[str, ModuleType]):
+    config = checked["t5_text"].T5TextConfig.from_json(toy.T5)
+    encoder = checked["t5_text"].T5Text(config, checked["kernels"].Kernels())
+    assert trace(checked, encoder, np.zeros((2, 7), np.int32)).shape == (2, 7, 30)
     with pytest.raises(TypeCheckError):
         trace(checked, encoder, np.zeros((2, 7), np.float32))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
+from diffusers import LatentConsistencyModelPipeline, UNet2DConditionModel
 
 from tests.models import toy
 from tests.nn.reference import assert_close, nchw, nhwc, noise, parameters, randomise, run
@@ -37,8 +37,13 @@ def inputs(raw: dict[str, Any], size: tuple[int, int] = SIZE) -> tuple[tuple[np.
         conditions["pooled_BP"] = noise(2, 26, seed=2)
         conditions["size_ids_BI"] = np.array([[72, 104, 0, 8, 72, 104], [1024, 768, 64, 0, 512, 640]])
     if config.time_cond_proj_dim is not None:
-        conditions["guidance_BG"] = noise(2, config.time_cond_proj_dim, seed=3)
+        conditions["guidance_B"] = np.array([8.5, 1.5], np.float32)
     return args, conditions
+
+
+def embedded(guidance: torch.Tensor, model: UNet2DConditionModel) -> torch.Tensor:
+    make = LatentConsistencyModelPipeline.get_guidance_scale_embedding
+    return make(None, guidance - 1, model.config.time_cond_proj_dim)
 
 
 def expected(model: UNet2DConditionModel, args: tuple[np.ndarray, ...], conditions: dict[str, Any]):
@@ -49,7 +54,7 @@ def expected(model: UNet2DConditionModel, args: tuple[np.ndarray, ...], conditio
             nchw(x),
             torch.from_numpy(time),
             torch.from_numpy(context),
-            timestep_cond=given.get("guidance_BG"),
+            timestep_cond=embedded(given["guidance_B"], model) if "guidance_B" in given else None,
             added_cond_kwargs={"text_embeds": given.get("pooled_BP"), "time_ids": given.get("size_ids_BI")},
         ).sample
 
@@ -144,7 +149,7 @@ def test_up_block(index: int, unet: UNet, calls: dict[str, Call]):
 @pytest.mark.parametrize(
     ("raw", "conditions"),
     [
-        (toy.SD1_UNET, {"guidance_BG": noise(2, 18)}),
+        (toy.SD1_UNET, {"guidance_B": np.ones(2, np.float32)}),
         (toy.SD1_UNET, {"pooled_BP": noise(2, 26)}),
         (toy.SDXL_UNET, {"pooled_BP": noise(2, 26)}),
         (toy.SDXL_UNET, {}),

@@ -70,3 +70,26 @@ TEXT_ENCODER = published.SDXL_TEXT_ENCODER_2 | {
     "vocab_size": 99,
 }
 OPENAI_TEXT_ENCODER = TEXT_ENCODER | {"architectures": ["CLIPTextModel"], "hidden_act": "quick_gelu"}
+
+FLUX_TRANSFORMER = published.FLUX_SCHNELL_TRANSFORMER | {
+    "attention_head_dim": 12,
+    "axes_dims_rope": [2, 4, 6],
+    "in_channels": 20,
+    "joint_attention_dim": 22,
+    "num_attention_heads": 3,
+    "num_layers": 2,
+    "num_single_layers": 2,
+    "pooled_projection_dim": 26,
+}
+FLUX_GUIDED_TRANSFORMER = FLUX_TRANSFORMER | {"guidance_embeds": True}
+T5 = published.T5_XXL | {
+    "d_ff": 44,
+    "d_kv": 7,
+    "d_model": 30,
+    "num_heads": 5,
+    "num_layers": 3,
+    "relative_attention_max_distance": 20,
+    "relative_attention_num_buckets": 12,
+    "torch_dtype": "float32",
+    "vocab_size": 99,
+}

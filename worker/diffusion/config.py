@@ -65,8 +65,8 @@ def _or_null(check: Check) -> Check:
     return lambda value: None if value is None else check(value)
 
 
-def _option(default: Any, check: Check, about: str, *, training: bool = False) -> Any:
-    return field(default=default, metadata={"check": check, "about": about, "training": training})
+def _option(default: Any, check: Check, about: str, *, training: bool = False, flow: bool = False) -> Any:
+    return field(default=default, metadata={"check": check, "about": about, "training": training, "flow": flow})
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,16 @@ class Options:
     original_inference_steps: int = _option(50, _integer(1, 1000), "steps of the distillation's teacher")
     timestep_scaling: float = _option(10.0, _number(0.01, 1000), "sharpness of LCM's boundary condition")
 
+    shift: float = _option(1.0, _number(0.01, 100), "more noise for longer, the same for all sizes", flow=True)
+    use_dynamic_shifting: bool = _option(False, _boolean, "more noise for longer the larger the picture", flow=True)
+    time_shift_type: str = _option("exponential", _one_of("exponential", "linear"), "form of it", flow=True)
+    base_image_seq_len: int = _option(256, _integer(1, 1_000_000), "tokens of a small picture", flow=True)
+    max_image_seq_len: int = _option(4096, _integer(1, 1_000_000), "tokens of a large picture", flow=True)
+    base_shift: float = _option(0.5, _number(-10, 10), "shift of the small one", flow=True)
+    max_shift: float = _option(1.15, _number(-10, 10), "shift of the large one", flow=True)
+    shift_terminal: float | None = _option(None, _or_null(_number(0, 0.999)), "the last level but zero", flow=True)
+    stochastic_sampling: bool = _option(False, _boolean, "fresh noise in every step", flow=True)
+
     @property
     def clip(self) -> float:
         """Bound of the denoised latent, infinite where it is not clipped."""
@@ -131,6 +141,8 @@ class Options:
 CHECKS: Mapping[str, Check] = {entry.name: entry.metadata["check"] for entry in fields(Options)}
 TRAINING = frozenset(entry.name for entry in fields(Options) if entry.metadata["training"])
 """Properties of the checkpoint, which a request cannot change."""
+FLOW = frozenset(entry.name for entry in fields(Options) if entry.metadata["flow"])
+"""Options of flow matching alone."""
 
 SIGMA_SCHEDULES = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas")
 
@@ -142,6 +154,7 @@ UNHANDLED: Mapping[str, tuple[Any, ...]] = {
     "solver_p": (None,),
     "interpolation_type": ("linear",),
     "timestep_type": ("discrete",),
+    "invert_sigmas": (False,),
 }
 """Options that are not handled, with the values at which they have no effect."""
 
@@ -157,7 +170,8 @@ class Solver:
 
     `class_name` is diffusers' class, or a name from `names` where it has none; `defaults` are the options it takes
     and their values in that class; `choices` narrows the values of an option; `translations` replace values that
-    belong to other classes, as diffusers does when one class is made from another's configuration.
+    belong to other classes, as diffusers does when one class is made from another's configuration. `flow` tells solvers
+    of flow matching, `x = (1 - sigma) * image + sigma * noise`, from those of diffusion.
     `rows(options, steps, start)` gives the rows from step `start` on, and the scale of the noise from which a
     picture without an image starts.
     """
@@ -168,6 +182,7 @@ class Solver:
     rows: Callable[[Options, int, int], tuple[list[Row], float]]
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     translations: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    flow: bool = False
 
     @property
     def requestable(self) -> list[str]:
@@ -189,11 +204,16 @@ class Solver:
         return value
 
 
+def usual(*names: str) -> Mapping[str, Any]:
+    """Options at their usual defaults."""
+    defaults = {entry.name: entry.default for entry in fields(Options)}
+    return {name: defaults[name] for name in names}
+
+
 def accepts(*names: str, **defaults: Any) -> Mapping[str, Any]:
-    """Options of a solver: `names` at their usual defaults, `defaults` at others, and those that all have."""
+    """Options of a solver of diffusion: `names` at their usual defaults, `defaults` at others, and those all have."""
     common = (*TRAINING, "prediction_type", "timestep_spacing", "steps_offset")
-    usual = {entry.name: entry.default for entry in fields(Options)}
-    return {**{name: usual[name] for name in (*common, *names)}, **defaults}
+    return {**usual(*common, *names), **defaults}
 
 
 @dataclass(frozen=True)
@@ -203,26 +223,33 @@ class ScheduleConfig:
     class_name: str
     values: Mapping[str, Any]
 
+    @property
+    def flow(self) -> bool:
+        """Whether the model was trained by flow matching, which diffusers has classes of its own for."""
+        return _is_flow(self.class_name)
+
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> "ScheduleConfig":
         """Read the parsed file; raises ValueError naming every option that is unknown or not handled.
 
         Values that diffusers marked as defaults of the writing class (`_use_default_values`) count as absent.
         """
-        ignored = {"_use_default_values", *raw.get("_use_default_values", ()), *IRRELEVANT}
+        class_name = str(raw.get("_class_name", ""))
+        known = CHECKS.keys() - (frozenset() if _is_flow(class_name) else FLOW)
+        ignored = {"_use_default_values", *raw.get("_use_default_values", ()), *IRRELEVANT - known}
         stated = {name: value for name, value in raw.items() if name not in ignored}
         problems = [
             f"{name}: {value!r} is not handled"
             for name, value in stated.items()
-            if not (name.startswith("_") or name in CHECKS or value in UNHANDLED.get(name, ()))
+            if not (name.startswith("_") or name in known or value in UNHANDLED.get(name, ()))
         ]
         if stated.get("variance_type") in ("learned", "learned_range"):
             problems.append(f"variance_type: {stated['variance_type']!r} is not handled")
         if problems:
             raise ValueError("scheduler configuration: " + "; ".join(problems))
         return cls(
-            class_name=str(raw.get("_class_name", "")),
-            values={name: value for name, value in stated.items() if name in CHECKS},
+            class_name=class_name,
+            values={name: value for name, value in stated.items() if name in known},
         )
 
     def resolve(self, solver: Solver, options: Mapping[str, Any]) -> Options:
@@ -232,6 +259,12 @@ class ScheduleConfig:
         take its defaults. A sigma schedule asked for by the request replaces the checkpoint's. Raises ValueError
         with one clause per option that is unknown, out of bounds or a property of the checkpoint.
         """
+        if solver.flow != self.flow:
+            kinds = ("diffusion", "flow matching")
+            raise ValueError(
+                f"scheduler: {solver.class_name} is for models of {kinds[solver.flow]}, "
+                f"this one was trained by {kinds[self.flow]}"
+            )
         problems = [f"{name}: belongs to the checkpoint" for name in options if name in TRAINING]
         carried = {name: value for name, value in self.values.items() if name in solver.defaults}
         if any(options.get(name) for name in SIGMA_SCHEDULES):
@@ -248,3 +281,7 @@ class ScheduleConfig:
         if problems:
             raise ValueError("; ".join(problems))
         return Options(**{**solver.defaults, **checked})
+
+
+def _is_flow(class_name: str) -> bool:
+    return class_name.startswith("FlowMatch")

@@ -60,6 +60,7 @@ NAMES = (
     Name("DEIS", ("DEISMultistepScheduler",), "deis"),
     Name("LCM", ("LCMScheduler",), "lcm"),
     Name("TCD", ("TCDScheduler",), "tcd"),
+    Name("Flow Euler", ("FlowMatchEulerDiscreteScheduler",), "flow_euler"),
 )
 
 SUFFIXES: Mapping[str, str] = dict(zip(("Karras", "Exponential", "Beta"), SIGMA_SCHEDULES[:3], strict=True))

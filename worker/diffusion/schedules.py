@@ -174,6 +174,35 @@ def log_snr_schedule(
     return SigmaSchedule(np.append(sigmas, final), times, training)
 
 
+def dynamic_shift(options: Options, tokens: int) -> float:
+    """The shift of a picture whose sequence is so long: on a line through a small picture's and a large one's."""
+    if options.base_image_seq_len >= options.max_image_seq_len:
+        raise ValueError(
+            f"base_image_seq_len: {options.base_image_seq_len} is not below "
+            f"max_image_seq_len, {options.max_image_seq_len}"
+        )
+    slope = (options.max_shift - options.base_shift) / (options.max_image_seq_len - options.base_image_seq_len)
+    shift = options.base_shift + slope * (tokens - options.base_image_seq_len)
+    shift = math.exp(shift) if options.time_shift_type == "exponential" else shift
+    if shift <= 0:
+        raise ValueError(f"base_shift, max_shift: the shift of a picture of {tokens} tokens would be {shift:g}")
+    return shift
+
+
+def flow_sigmas(options: Options, steps: int) -> Floats:
+    """Levels of flow matching, [steps + 1], from 1 to 0, shifted towards noise (Esser et al., arXiv 2403.03206, 5.3.2).
+
+    Even levels from 1 to 1 / steps are shifted, as diffusers' pipelines of FLUX.1 have it.
+    """
+    sigmas = np.linspace(1.0, 1 / steps, steps).astype(KEPT).astype(np.float64)
+    sigmas = options.shift * sigmas / (1 + (options.shift - 1) * sigmas)
+    if options.shift_terminal and steps > 1:
+        sigmas = 1 - (1 - sigmas) * (1 - options.shift_terminal) / (1 - sigmas[-1])
+    if _reshaped(options):
+        sigmas = _reshape(options, sigmas[0], sigmas[-1], steps)
+    return np.append(sigmas, 0.0).astype(KEPT).astype(np.float64)
+
+
 def training_sigmas(options: Options) -> Floats:
     """Sigma after each training step, [T], rising."""
     alphas = alphas_cumprod(options, floor=NEARLY_ZERO_SIGNAL).astype(KEPT)

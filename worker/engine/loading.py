@@ -24,10 +24,10 @@ from worker.engine.store import ProgramStore, open_store
 from worker.errors import CheckpointError
 from worker.families import FAMILIES
 from worker.families.latent_diffusion import Params, Pipeline, pipeline
-from worker.families.presets import checkpoint_defaults, distillation
+from worker.families.presets import distillation
 from worker.nn.kernels import Kernels
 from worker.settings import Settings
-from worker.text.clip import ClipTokenizer, load_clip_tokenizer
+from worker.text import TextTokenizer, load_tokenizer
 from worker.weights.load import Shapes, baked_shapes, load
 from worker.weights.manifest import Manifest, read_manifest
 
@@ -94,9 +94,7 @@ def load_planner(model_dir: Path, manifest: Manifest, settings: Settings, kernel
         schedule=schedule,
         zero_empty_negative=manifest.model_index.get("force_zeros_for_empty_prompt", family.zero_empty_negative)
         is True,
-        defaults=checkpoint_defaults(
-            family.defaults, manifest.source, schedule.class_name, embeds_guidance=model.embeds_guidance
-        ),
+        defaults=family.defaults(manifest.source, schedule.class_name, model.embeds_guidance),
         distilled=distillation(manifest.source, schedule.class_name) is not None,
         settings=settings,
     )
@@ -160,14 +158,9 @@ def _schedule(model_dir: Path, manifest: Manifest, settings: Settings) -> Schedu
         raise CheckpointError(f"{model_dir}: scheduler: {error}") from None
 
 
-def _tokenizers(model_dir: Path, model: Pipeline) -> list[ClipTokenizer]:
-    loaded: list[ClipTokenizer] = []
-    for name, encoder in zip(model.family.tokenizers, model.family.text_encoders, strict=True):
-        tokenizer = load_clip_tokenizer(model_dir / name)
-        config = model.configs[encoder]
-        if tokenizer.model.get_vocab_size() > config.vocab_size:
-            raise CheckpointError(f"{model_dir / name}: more tokens than the {config.vocab_size} that {encoder} knows")
-        if not 3 <= tokenizer.length <= config.max_position_embeddings:
-            raise CheckpointError(f"{model_dir / name}: model_max_length is not in 3..{config.max_position_embeddings}")
-        loaded.append(tokenizer)
-    return loaded
+def _tokenizers(model_dir: Path, model: Pipeline) -> list[TextTokenizer]:
+    most = model.family.max_tokens(model.configs)
+    return [
+        load_tokenizer(part.kind, model_dir / part.tokenizer, limit, model.configs[part.name].vocab_size)
+        for part, limit in zip(model.family.text_encoders, most, strict=True)
+    ]

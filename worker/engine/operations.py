@@ -63,7 +63,7 @@ class Operations:
 
     def all(self, bucket: Bucket, *, image: bool) -> list[Program]:
         """All that a bucket needs, with and without guidance; `image` adds the encoder of input images."""
-        guided = (False,) if self.pipeline.embeds_guidance else (False, True)
+        guided = (False, True) if self.pipeline.takes_pairs else (False,)
         needed = [self.text(1 + int(both)) for both in guided]
         needed += [self.advance(bucket, guided=both) for both in guided]
         return needed + [self.decode(bucket)] + ([self.encode(bucket)] if image else [])
@@ -96,7 +96,7 @@ class Operations:
 
     def _text_specs(self, rows: int) -> Specs:
         ids = tuple(_spec(rows, length, dtype=np.int32) for length in self.text_lengths)
-        return self._params(*self.pipeline.family.text_encoders), ids, _spec(rows)
+        return self._params(*(part.name for part in self.pipeline.family.text_encoders)), ids, _spec(rows)
 
     def _advance_specs(self, bucket: Bucket, *, guided: bool) -> Specs:
         slots, grid, groups = bucket.slots, bucket[1:], 1 + int(guided)
@@ -108,11 +108,13 @@ class Operations:
             size_ids=_spec(groups, slots, 6) if self.pipeline.family.size_conditioning else None,
             guidance=_spec(slots),
             rescale=_spec(slots),
+            embedded=_spec(slots) if self.pipeline.embeds_guidance else None,
             extra=_spec(slots, *grid, 1 + self.pipeline.latent_channels) if self.pipeline.takes_extra else None,
         )
         state, blend = jax.eval_shape(initial_state, x), Blend(_spec(slots, *grid, 1), x, x)
         tables, lengths = _spec(slots, MAX_ROWS, COLUMNS), _spec(slots, dtype=np.int32)
-        return self._params("unet"), state, tables, lengths, conditions, x, blend, _spec(dtype=np.int32)
+        network = self._params(self.pipeline.family.denoiser)
+        return network, state, tables, lengths, conditions, x, blend, _spec(dtype=np.int32)
 
     def _params(self, *parts: str) -> Any:
         return {

@@ -14,7 +14,7 @@ from PIL import Image
 
 from worker.diffusion.config import ScheduleConfig
 from worker.diffusion.names import resolve
-from worker.diffusion.sampling import step_table
+from worker.diffusion.sampling import step_table, steps_of
 from worker.diffusion.solvers import SOLVERS
 from worker.diffusion.table import StepTable
 from worker.errors import InvalidRequest
@@ -23,7 +23,7 @@ from worker.families.latent_diffusion import Pipeline
 from worker.families.presets import DISTILLED_GUIDANCE_MAX
 from worker.request import SEED_MAX, SIDE_MAX, SIDE_MIN, Request
 from worker.settings import Settings
-from worker.text.clip import ClipTokenizer
+from worker.text import TextTokenizer
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Plan:
 
     `ids` has one row per prompt for each tokeniser, the negative prompt first where there is guidance; `keep` is 0
     for a row whose text condition is zeros; `size_ids` has the same rows. `image` is RGB [H, W, 3], `mask` [H, W],
-    true where the picture is painted anew.
+    true where the picture is painted anew. `true_cfg_scale` is None for families in which `guidance_scale` is that of
+    pairs.
     """
 
     width: int
@@ -40,6 +41,7 @@ class Plan:
     seeds: tuple[int, ...]
     steps: int
     guidance_scale: float
+    true_cfg_scale: float | None
     guidance_rescale: float
     guided: bool
     scheduler: str
@@ -53,13 +55,18 @@ class Plan:
     mask: NDArray[np.bool_] | None
     warnings: tuple[str, ...]
 
+    @property
+    def pair_scale(self) -> float:
+        """The scale of guidance by pairs of evaluations."""
+        return self.guidance_scale if self.true_cfg_scale is None else self.true_cfg_scale
+
 
 @dataclass(frozen=True)
 class Planner:
     """The facts of the loaded model that a request is checked against."""
 
     pipeline: Pipeline
-    tokenizers: tuple[ClipTokenizer, ...]
+    tokenizers: tuple[TextTokenizer, ...]
     schedule: ScheduleConfig
     zero_empty_negative: bool
     defaults: Defaults
@@ -78,7 +85,8 @@ class Planner:
         problems += self._size_problems(width, height)
         steps = _or(request.num_inference_steps, self.defaults.num_inference_steps)
         guidance = _or(request.guidance_scale, self.defaults.guidance_scale)
-        guided = guidance > 1 and not self.pipeline.embeds_guidance
+        true_cfg = _or(request.true_cfg_scale, 1.0) if self.pipeline.family.true_guidance else None
+        guided = self._guided(request, guidance, true_cfg)
         strength = None
         if image is not None:
             strength = _or(request.strength, 1.0 if mask is not None else self.defaults.strength)
@@ -94,13 +102,14 @@ class Planner:
                 steps,
                 options=options,
                 strength=None if from_noise else strength,
+                tokens=self.pipeline.sequence(width, height),
             )
         except ValueError as error:
             problems += str(error).split("; ")
         if problems or table is None:
             raise InvalidRequest(problems)
         ids, keep, warnings = self._text(request, guided)
-        warnings += self._warnings(request, guidance, steps, strength)
+        warnings += self._warnings(request, guided, guidance, steps, strength)
         first = _or(request.seed, secrets.randbelow(SEED_MAX + 1))
         return Plan(
             width=width,
@@ -109,6 +118,7 @@ class Planner:
             seeds=tuple((first + index) % (SEED_MAX + 1) for index in range(request.num_images)),
             steps=steps,
             guidance_scale=guidance,
+            true_cfg_scale=true_cfg,
             guidance_rescale=request.guidance_rescale,
             guided=guided,
             scheduler=SOLVERS[choice.solver].class_name,
@@ -137,12 +147,20 @@ class Planner:
                 for name in Request.model_fields
                 if name.endswith(("_size", "_top_left")) and getattr(request, name) is not None
             ]
+        if request.true_cfg_scale is not None and not self.pipeline.family.true_guidance:
+            problems.append("true_cfg_scale: this model has one scale, guidance_scale")
         return problems
+
+    def _guided(self, request: Request, guidance: float, true_cfg: float | None) -> bool:
+        """Whether there are pairs; where they have a scale of their own, a negative prompt is needed as well."""
+        if true_cfg is None:
+            return guidance > 1 and self.pipeline.takes_pairs
+        return true_cfg > 1 and request.negative_prompt is not None
 
     def _size(self, request: Request, image: Image.Image | None) -> tuple[int, int]:
         side = self.pipeline.sample_size
         width, height = (side, side) if image is None else image.size
-        step = self.pipeline.scale_factor
+        step = self.pipeline.size_step
         return (
             _or(request.width, width - width % step),
             _or(request.height, height - height % step),
@@ -155,7 +173,7 @@ class Planner:
             return [f"width, height: {width}x{height} is not served; served are {served}"]
         problems: list[str] = []
         for name, value in (("width", width), ("height", height)):
-            step = self.pipeline.scale_factor
+            step = self.pipeline.size_step
             if not SIDE_MIN <= value <= SIDE_MAX or value % step:
                 wanted = f"{SIDE_MIN} to {SIDE_MAX} in steps of {step}"
                 problems.append(f"{name}: {value} is not allowed (the image's, if none was given): {wanted}")
@@ -178,16 +196,23 @@ class Planner:
         ]
         return tuple(token.ids for token in tokens), keep, warnings
 
-    def _warnings(self, request: Request, guidance: float, steps: int, strength: float | None) -> list[str]:
+    def _warnings(
+        self, request: Request, guided: bool, guidance: float, steps: int, strength: float | None
+    ) -> list[str]:
         warnings = [f"{name}: the refiner is not served; ignored" for name in request.ignored]
         if request.strength is not None and strength is None:
             warnings.append("strength: has no effect without an image")
-        if request.negative_prompt and (guidance <= 1 or self.pipeline.embeds_guidance):
-            warnings.append("negative_prompt: has no effect without guidance (guidance_scale above 1)")
-        if self.distilled and not self.pipeline.embeds_guidance and guidance > DISTILLED_GUIDANCE_MAX:
+        scale = "true_cfg_scale" if self.pipeline.family.true_guidance else "guidance_scale"
+        if request.negative_prompt and not guided:
+            warnings.append(f"negative_prompt: has no effect without guidance ({scale} above 1)")
+        if request.true_cfg_scale is not None and request.true_cfg_scale > 1 and not guided:
+            warnings.append("true_cfg_scale: has no effect without a negative_prompt, which may be empty")
+        if request.guidance_scale and not (guided or self.pipeline.embeds_guidance) and scale == "true_cfg_scale":
+            warnings.append("guidance_scale: this model was trained without; true_cfg_scale guides it")
+        if self.distilled and self.pipeline.takes_pairs and guidance > DISTILLED_GUIDANCE_MAX:
             usual = f"at most {DISTILLED_GUIDANCE_MAX:g} is usual"
             warnings.append(f"guidance_scale: {guidance:g} is high for a distilled model; {usual}")
-        if strength is not None and int(steps * strength) < 1:
+        if strength is not None and steps_of(self.schedule, steps, strength) < 1:
             warnings.append(f"strength: {strength:g} of {steps} steps is less than one; one step was run")
         return warnings
 

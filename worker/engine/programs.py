@@ -136,10 +136,10 @@ class Programs:
         """See `Pipeline.advance`; `state` is used up."""
         guided = conditions.context.shape[0] == 2
         executable = self._obtain(self.operations.advance(Bucket(*state.x.shape[:3]), guided=guided))
-        unet = self._params("unet")
+        network = self._params(self.pipeline.family.denoiser)
         dispatches, rows = (n_rows, 1) if self.pipeline.kernels.loop == "host" else (1, n_rows)
         for _ in range(dispatches):
-            state = executable(unet, state, tables, lengths, conditions, noise, blend, np.int32(rows))
+            state = executable(network, state, tables, lengths, conditions, noise, blend, np.int32(rows))
         return state
 
     def decode(self, x_BHWC: NDArray[np.float32]) -> tuple[Array, Array]:
@@ -148,7 +148,7 @@ class Programs:
 
     @property
     def _encoders(self) -> Params:
-        return self._params(*self.pipeline.family.text_encoders)
+        return self._params(*(part.name for part in self.pipeline.family.text_encoders))
 
     def _params(self, *parts: str) -> Params:
         return {part: self.params[part] for part in parts}

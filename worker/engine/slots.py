@@ -39,7 +39,7 @@ _AXES = _axes(
     state=_axes(State, x=0, saved=0, history=1, row=0),
     table=0,
     length=0,
-    conditions=_axes(Conditions, context=1, pooled=1, size_ids=1, guidance=0, rescale=0, extra=0),
+    conditions=_axes(Conditions, context=1, pooled=1, size_ids=1, guidance=0, rescale=0, embedded=0, extra=0),
     blend=_axes(Blend, mask=0, image=0, noise=0),
 )
 """Where the S axis stands in each array."""
@@ -130,8 +130,9 @@ def _conditions(plan: Plan, model: Pipeline, text: TextCondition, masked: NDArra
         context=text.context,
         pooled=text.pooled,
         size_ids=None if plan.size_ids is None else _host(plan.size_ids),
-        guidance=_host(np.float32(plan.guidance_scale)),
+        guidance=_host(np.float32(plan.pair_scale)),
         rescale=_host(np.float32(plan.guidance_rescale)),
+        embedded=_host(np.float32(plan.guidance_scale)) if model.embeds_guidance else None,
         extra=extra,
     )
 

@@ -2,10 +2,11 @@
 
 from worker.errors import CheckpointError
 from worker.families.family import Family
+from worker.families.flux1 import FLUX_1
 from worker.families.sdxl import STABLE_DIFFUSION_XL
 from worker.families.stable_diffusion import STABLE_DIFFUSION
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (STABLE_DIFFUSION, STABLE_DIFFUSION_XL)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, FLUX_1)}
 
 
 def family_for(pipeline_class: str) -> Family:

@@ -11,25 +11,40 @@ from worker.nn.kernels import Kernels
 if TYPE_CHECKING:
     from flax import nnx
 
-    from worker.models.clip_text import CLIPTextOutput
+Role = Literal["text_encoder", "denoiser", "autoencoder"]
 
 
 @dataclass(frozen=True)
 class Part:
     """One network of a pipeline: a sub-folder of a diffusers-layout checkpoint.
 
-    `kind` selects the naming rules in `weights.mapping`; `parse` turns the part's `config.json` into its frozen
-    configuration and raises CheckpointError for an option that is not handled; `build` declares the module.
+    `kind` selects the naming rules in `weights.mapping` and a text encoder's tokeniser in `text`; `classes` are those
+    that model_index.json may name; `parse` turns the part's `config.json` into its frozen configuration and raises
+    CheckpointError for an option that is not handled; `build` declares the module. A denoiser is called as
+    `(x, time, context, *, ...)` with what `Pipeline` has for it of `pooled_BP`, `size_ids_BI` and `guidance_B`; its
+    configuration has `in_channels`, `sample_size`, `patch_size` and `embeds_guidance`.
     """
 
     name: str
-    kind: Literal["clip_text", "unet", "autoencoder"]
+    role: Role
+    kind: str
+    classes: tuple[str, ...]
     parse: Callable[[Mapping[str, Any]], Any]
     build: "Callable[[Any, Kernels], nnx.Module]"
 
+    @property
+    def tokenizer(self) -> str:
+        """The sub-folder of a text encoder's tokeniser."""
+        return self.name.replace("text_encoder", "tokenizer")
+
+    @property
+    def stem(self) -> str:
+        """How its files of weights are named: as transformers or as diffusers does."""
+        return "model" if self.role == "text_encoder" else "diffusion_pytorch_model"
+
 
 class TextCondition(NamedTuple):
-    """What the text encoders tell the UNet."""
+    """What the text encoders tell the denoiser."""
 
     context: Float[Array, "B L D"]
     pooled: Float[Array, "B P"] | None
@@ -48,24 +63,39 @@ class Defaults:
 class Family:
     """A model family, as the builder, the engine and the request limits read it.
 
-    `pipelines` are the `_class_name`s of model_index.json that it serves; `tokenizers` the sub-folders whose
-    token ids `compose_text` receives encoded, in order; `size_conditioning` says that the UNet is told the size and
-    the crop of the picture; `tiny` maps a variant's name to the JSON files of a toy checkpoint.
+    `pipelines` are the `_class_name`s of model_index.json that it serves. `compose_text` makes the condition of the
+    text encoders' outputs, in the order of the parts; `max_tokens` tells of the parts' configurations how many token
+    ids each of them gets at most. `size_conditioning` says that the denoiser is told the size and the crop of the
+    picture; `true_guidance` that guidance by a negative prompt has a scale of its own, `true_cfg_scale`, beside the
+    `guidance_scale` that the network may embed. `default_sample_size`: side of the latents where the denoiser's
+    configuration does not say, else the autoencoder's pictures. `defaults` are a checkpoint's, by the name of its
+    source, its scheduler's class and whether it embeds guidance. `tiny` maps a variant's name to the JSON files of a
+    toy checkpoint.
     """
 
     name: str
     pipelines: tuple[str, ...]
     parts: tuple[Part, ...]
-    tokenizers: tuple[str, ...]
-    compose_text: "Callable[[tuple[CLIPTextOutput, ...]], TextCondition]"
+    compose_text: Callable[[tuple[Any, ...]], TextCondition]
+    max_tokens: Callable[[Mapping[str, Any]], tuple[int, ...]]
     size_conditioning: bool
+    true_guidance: bool
     zero_empty_negative: bool
     default_scaling_factor: float
-    default_sample_size: int
-    defaults: Defaults
+    default_sample_size: int | None
+    defaults: Callable[[str, str, bool], Defaults]
     tiny: Mapping[str, Mapping[str, Any]]
 
+    def of_role(self, role: Role) -> tuple[Part, ...]:
+        """The parts of a role, in order."""
+        return tuple(part for part in self.parts if part.role == role)
+
     @property
-    def text_encoders(self) -> tuple[str, ...]:
-        """Names of the text encoders, in the order of `tokenizers`."""
-        return tuple(part.name for part in self.parts if part.kind == "clip_text")
+    def text_encoders(self) -> tuple[Part, ...]:
+        """In the order in which `compose_text` has them."""
+        return self.of_role("text_encoder")
+
+    @property
+    def denoiser(self) -> str:
+        """The name of the part that predicts."""
+        return self.of_role("denoiser")[0].name

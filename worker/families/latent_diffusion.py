@@ -16,7 +16,6 @@ from jaxtyping import Array, Bool, Float, Int, UInt8
 from worker.diffusion.loop import Blend, State, advance, one_row
 from worker.families.family import Family, TextCondition
 from worker.nn.kernels import Kernels
-from worker.nn.sinusoids import guidance_embedding
 
 if TYPE_CHECKING:
     from worker.nn.functional import Functional
@@ -28,8 +27,9 @@ class Conditions(NamedTuple):
     """All that steers the samples of a batch of S slots.
 
     The leading axis G is 2 with guidance (negative, positive) and 1 without. `guidance` is the scale per slot,
-    `rescale` the strength of the correction of its overexposure. `size_ids` are original height and width, crop top
-    and left, target height and width. `extra` are the mask and the masked image's latent of nine-channel models.
+    `rescale` the strength of the correction of its overexposure; `embedded` the scale that the network itself is told.
+    `size_ids` are original height and width, crop top and left, target height and width. `extra` are the mask and the
+    masked image's latent of nine-channel models.
     """
 
     context: Float[Array, "G S L D"]
@@ -37,6 +37,7 @@ class Conditions(NamedTuple):
     size_ids: Float[Array, "G S 6"] | None
     guidance: Float[Array, " S"]
     rescale: Float[Array, " S"]
+    embedded: Float[Array, " S"] | None
     extra: Float[Array, "S H W 5"] | None
 
 
@@ -78,27 +79,47 @@ class Pipeline:
         return stated or self.family.default_scaling_factor
 
     @property
+    def denoiser(self) -> Any:
+        """The configuration of the part that predicts."""
+        return self.configs[self.family.denoiser]
+
+    @property
     def sample_size(self) -> int:
         """Side in pixels of the pictures that the model was trained for."""
-        return (self.configs["unet"].sample_size or self.family.default_sample_size) * self.scale_factor
+        latents = self.denoiser.sample_size or self.family.default_sample_size
+        return latents * self.scale_factor if latents else self.configs["vae"].sample_size
+
+    @property
+    def size_step(self) -> int:
+        """What width and height of a picture are multiples of."""
+        return self.scale_factor * self.denoiser.patch_size
 
     @property
     def takes_extra(self) -> bool:
         """Whether the UNet is an in-painting one: it sees the mask and the masked image besides the latent."""
-        return self.configs["unet"].in_channels == self.latent_channels * 2 + 1
+        return self.denoiser.in_channels == self.latent_channels * 2 + 1
 
     @property
     def embeds_guidance(self) -> bool:
-        """Whether the UNet takes the guidance scale as an input (latent consistency models) and needs no pairs."""
-        return self.configs["unet"].time_cond_proj_dim is not None
+        """Whether the network takes the guidance scale as an input."""
+        return self.denoiser.embeds_guidance
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether there is guidance by pairs of evaluations, with and without the prompt."""
+        return self.family.true_guidance or not self.embeds_guidance
+
+    def sequence(self, width: int, height: int) -> int:
+        """Tokens of a picture of so many pixels, where the network reads one as a sequence."""
+        return (width // self.size_step) * (height // self.size_step)
 
     def encode_text(
         self, params: Params, ids: tuple[Int[Array, "B L"], ...], keep: Float[Array, " B"]
     ) -> TextCondition:
         """Token ids, one array per tokeniser -> context and pooled; rows whose `keep` is 0 become zeros."""
         outputs = tuple(
-            self.parts[name].apply(params[name], tokens)
-            for name, tokens in zip(self.family.text_encoders, ids, strict=True)
+            self.parts[part.name].apply(params[part.name], tokens)
+            for part, tokens in zip(self.family.text_encoders, ids, strict=True)
         )
         condition = self.family.compose_text(outputs)
         return TextCondition(
@@ -156,25 +177,27 @@ class Pipeline:
         x_SHWC: Float[Array, "S H W C"],
         time_S: Float[Array, " S"],
     ) -> Float[Array, "S H W C"]:
-        """The UNet's output with classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598)."""
-        dtype = _dtype(params["unet"])
+        """The network's output with classifier-free guidance (Ho & Salimans 2022, arXiv 2207.12598)."""
+        network = self.family.denoiser
+        dtype = _dtype(params[network])
         groups = conditions.context.shape[0]
         if conditions.extra is not None:
             x_SHWC = jnp.concatenate([x_SHWC, conditions.extra], axis=-1)
-        embedding = None
-        if self.embeds_guidance:
-            embedding = guidance_embedding(conditions.guidance - 1, self.configs["unet"].time_cond_proj_dim)
-            embedding = jnp.tile(embedding, (groups, 1))
+        known: dict[str, Array] = {}
+        if conditions.pooled is not None:
+            known["pooled_BP"] = _merge(conditions.pooled).astype(dtype)
+        if conditions.size_ids is not None:
+            known["size_ids_BI"] = _merge(conditions.size_ids)
+        if conditions.embedded is not None:
+            known["guidance_B"] = jnp.tile(conditions.embedded, groups)
         output = (
-            self.parts["unet"]
+            self.parts[network]
             .apply(
-                params["unet"],
+                params[network],
                 jnp.tile(x_SHWC, (groups, 1, 1, 1)).astype(dtype),
                 jnp.tile(time_S, groups),
                 _merge(conditions.context).astype(dtype),
-                pooled_BP=None if conditions.pooled is None else _merge(conditions.pooled).astype(dtype),
-                size_ids_BI=None if conditions.size_ids is None else _merge(conditions.size_ids),
-                guidance_BG=embedding,
+                **known,
             )
             .astype(jnp.float32)
         )

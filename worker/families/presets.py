@@ -21,7 +21,7 @@ def distillation(source: str, scheduler_class: str) -> str | None:
     return found.group(1) if found else None
 
 
-def checkpoint_defaults(defaults: Defaults, source: str, scheduler_class: str, *, embeds_guidance: bool) -> Defaults:
+def checkpoint_defaults(defaults: Defaults, source: str, scheduler_class: str, embeds_guidance: bool) -> Defaults:
     """The family's defaults, or those of the distillation that this checkpoint went through."""
     method = distillation(source, scheduler_class)
     if method is None:

@@ -1,11 +1,13 @@
 """Stable Diffusion XL (Podell et al. 2023, arXiv 2307.01952): base, in-painting, Turbo, Lightning and fine-tunes."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
 from worker.families.family import Defaults, Family, TextCondition
-from worker.families.stable_diffusion import AUTOENCODER, UNET, text_encoder
+from worker.families.presets import checkpoint_defaults
+from worker.families.stable_diffusion import AUTOENCODER, UNET, all_positions, text_encoder
 from worker.families.tiny import autoencoder, clip_text, model_index, scheduler, tokenizer, unet
 
 if TYPE_CHECKING:
@@ -76,13 +78,14 @@ STABLE_DIFFUSION_XL = Family(
         UNET,
         AUTOENCODER,
     ),
-    tokenizers=("tokenizer", "tokenizer_2"),
     compose_text=_compose_text,
+    max_tokens=all_positions,
     size_conditioning=True,
+    true_guidance=False,
     zero_empty_negative=True,
     default_scaling_factor=0.13025,
     default_sample_size=128,
-    defaults=Defaults(num_inference_steps=50, guidance_scale=5.0, strength=0.3),
+    defaults=partial(checkpoint_defaults, Defaults(num_inference_steps=50, guidance_scale=5.0, strength=0.3)),
     tiny={
         "sdxl": _tiny(
             "StableDiffusionXLPipeline",

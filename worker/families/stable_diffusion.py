@@ -1,9 +1,11 @@
 """Stable Diffusion 1.x and 2.x (Rombach et al. 2022, arXiv 2112.10752), in-painting and LCM checkpoints included."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worker.families.family import Defaults, Family, Part, TextCondition
+from worker.families.presets import checkpoint_defaults
 from worker.families.tiny import autoencoder, clip_text, model_index, scheduler, tokenizer, unet
 from worker.models.autoencoder_config import AutoencoderConfig
 from worker.models.clip_text_config import CLIPTextConfig
@@ -36,13 +38,20 @@ def _clip_text(config: CLIPTextConfig, kernels: Kernels) -> "nnx.Module":
     return CLIPText(config, kernels)
 
 
-UNET = Part("unet", "unet", UNetConfig.from_json, _unet)
-AUTOENCODER = Part("vae", "autoencoder", AutoencoderConfig.from_json, _autoencoder)
+UNET = Part("unet", "denoiser", "unet", ("UNet2DConditionModel",), UNetConfig.from_json, _unet)
+AUTOENCODER = Part("vae", "autoencoder", "autoencoder", ("AutoencoderKL",), AutoencoderConfig.from_json, _autoencoder)
 
 
 def text_encoder(name: str, *, projected: bool) -> Part:
     """A CLIP text encoder; `projected` says that its pooled output has a projection."""
-    return Part(name, "clip_text", partial(CLIPTextConfig.from_json, projected=projected), _clip_text)
+    classes = ("CLIPTextModel", "CLIPTextModelWithProjection")
+    parse = partial(CLIPTextConfig.from_json, projected=projected)
+    return Part(name, "text_encoder", "clip_text", classes, parse, _clip_text)
+
+
+def all_positions(configs: Mapping[str, Any]) -> tuple[int, ...]:
+    """As many token ids as each CLIP text encoder has positions for."""
+    return tuple(config.max_position_embeddings for config in configs.values() if isinstance(config, CLIPTextConfig))
 
 
 def _compose_text(outputs: "tuple[CLIPTextOutput, ...]") -> TextCondition:
@@ -82,13 +91,14 @@ STABLE_DIFFUSION = Family(
         "LatentConsistencyModelPipeline",
     ),
     parts=(text_encoder("text_encoder", projected=False), UNET, AUTOENCODER),
-    tokenizers=("tokenizer",),
     compose_text=_compose_text,
+    max_tokens=all_positions,
     size_conditioning=False,
+    true_guidance=False,
     zero_empty_negative=False,
     default_scaling_factor=0.18215,
     default_sample_size=64,
-    defaults=Defaults(num_inference_steps=50, guidance_scale=7.5, strength=0.8),
+    defaults=partial(checkpoint_defaults, Defaults(num_inference_steps=50, guidance_scale=7.5, strength=0.8)),
     tiny={
         "sd1": _tiny(
             "StableDiffusionPipeline", scheduler("PNDMScheduler", **_PNDM), _SD1_UNET, {**_SD1_TEXT, **_QUICK}

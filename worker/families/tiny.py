@@ -3,6 +3,7 @@
 Widths differ from each other wherever the architecture lets them, so that a forgotten transpose changes a shape.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 VOCABULARY_SIZE = 1024
@@ -30,6 +31,21 @@ def model_index(pipeline: str, scheduler_json: dict[str, Any], text_encoders: tu
     return index
 
 
+def flux_index(scheduler_json: Mapping[str, Any]) -> dict[str, Any]:
+    """`model_index.json` of FLUX.1."""
+    return {
+        "_class_name": "FluxPipeline",
+        "_diffusers_version": "0.42.1",
+        "scheduler": ["diffusers", scheduler_json["_class_name"]],
+        "text_encoder": ["transformers", "CLIPTextModel"],
+        "text_encoder_2": ["transformers", "T5EncoderModel"],
+        "tokenizer": ["transformers", "CLIPTokenizer"],
+        "tokenizer_2": ["transformers", "T5TokenizerFast"],
+        "transformer": ["diffusers", "FluxTransformer2DModel"],
+        "vae": ["diffusers", "AutoencoderKL"],
+    }
+
+
 def scheduler(class_name: str, **options: Any) -> dict[str, Any]:
     """`scheduler_config.json` with the noise schedule of all Stable Diffusion checkpoints."""
     return {
@@ -52,6 +68,18 @@ def tokenizer(pad: str) -> dict[str, Any]:
         "eos_token": "<|endoftext|>",
         "unk_token": "<|endoftext|>",
         "pad_token": pad,
+    }
+
+
+def t5_tokenizer(length: int) -> dict[str, Any]:
+    """`tokenizer_config.json` of a T5 tokeniser."""
+    return {
+        "tokenizer_class": "T5Tokenizer",
+        "model_max_length": length,
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "extra_ids": 0,
     }
 
 

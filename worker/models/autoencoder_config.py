@@ -8,6 +8,7 @@ from worker.models.options import (
     Option,
     each,
     is_flag,
+    is_list,
     is_number,
     is_size,
     one_of,
@@ -46,7 +47,8 @@ class AutoencoderConfig:
     """Sizes of an autoencoder, and how its latents relate to those of the diffusion model.
 
     A diffusion model's latent is (latent - shift_factor) * scaling_factor; `scaling_factor` is None where the
-    file does not say. `force_upcast`: the network overflows in float16.
+    file does not say. `force_upcast`: the network overflows in float16. `sample_size`: side in pixels of
+    the pictures that it was trained for.
     """
 
     in_channels: int
@@ -61,6 +63,7 @@ class AutoencoderConfig:
     scaling_factor: float | None
     shift_factor: float
     force_upcast: bool
+    sample_size: int
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> "AutoencoderConfig":
@@ -82,6 +85,7 @@ class AutoencoderConfig:
             scaling_factor=options["scaling_factor"],
             shift_factor=float(options["shift_factor"] or 0),
             force_upcast=options["force_upcast"],
+            sample_size=max(options["sample_size"]) if is_list(options["sample_size"]) else options["sample_size"],
         )
 
     @property

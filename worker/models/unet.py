@@ -12,7 +12,7 @@ from worker.nn.blocks import Downsample, ResnetBlock, Upsample
 from worker.nn.embeddings import TimestepEmbedding
 from worker.nn.kernels import Kernels
 from worker.nn.layers import AROUND, Conv, GroupNorm, silu
-from worker.nn.sinusoids import timestep_sinusoids
+from worker.nn.sinusoids import guidance_embedding, timestep_sinusoids
 from worker.nn.transformer import Transformer2D
 
 
@@ -175,16 +175,16 @@ class UNet(nnx.Module):
         *,
         pooled_BP: Float[Array, "B P"] | None = None,
         size_ids_BI: Num[Array, "B I"] | None = None,
-        guidance_BG: Float[Array, "B G"] | None = None,
+        guidance_B: Float[Array, " B"] | None = None,
     ) -> Float[Array, "B H W O"]:
         """Predict from the scaled latent `x`, in whose dtype all is computed, at any height and width.
 
         SDXL's conditioning (`pooled`, `size_ids`) is required by the checkpoints that have it. `guidance` is
-        a `guidance_embedding`, for checkpoints with a `time_cond_proj_dim`; without it they ignore guidance.
+        the scale, for checkpoints that embed it; without it they ignore guidance.
         Raises ValueError where a conditioning and the checkpoint do not fit each other.
         """
         context_BLD = context_BLD.astype(x_BHWC.dtype)
-        time_BE = self._embed(x_BHWC.dtype, time_B, pooled_BP, size_ids_BI, guidance_BG)
+        time_BE = self._embed(x_BHWC.dtype, time_B, pooled_BP, size_ids_BI, guidance_B)
         x_BHWC = self.conv_in(x_BHWC)
         skips = [x_BHWC]
         for block in self.down_blocks:
@@ -205,13 +205,14 @@ class UNet(nnx.Module):
         time_B: Array,
         pooled_BP: Array | None,
         size_ids_BI: Array | None,
-        guidance_BG: Array | None,
+        guidance_B: Array | None,
     ) -> Array:
         """All that is known of the whole picture, as one vector."""
-        if guidance_BG is not None and self.config.time_cond_proj_dim is None:
-            raise ValueError("this UNet has no embedding of guidance")
-        if guidance_BG is not None:
-            guidance_BG = guidance_BG.astype(dtype)
+        guidance_BG = None
+        if guidance_B is not None:
+            if self.config.time_cond_proj_dim is None:
+                raise ValueError("this UNet has no embedding of guidance")
+            guidance_BG = guidance_embedding(guidance_B - 1, self.config.time_cond_proj_dim).astype(dtype)
         waves_BF = self._sinusoids(time_B, self.config.block_out_channels[0]).astype(dtype)
         time_BE = self.time_embedding(waves_BF, guidance_BG)
         if self.add_embedding is None or self.config.added is None:

@@ -133,6 +133,12 @@ class UNetConfig:
     time_embedding_dim: int
     time_cond_proj_dim: int | None
     added: AddedConditioning | None
+    patch_size: int = 1
+
+    @property
+    def embeds_guidance(self) -> bool:
+        """Whether the network takes the guidance scale as an input (latent consistency models)."""
+        return self.time_cond_proj_dim is not None
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> "UNetConfig":

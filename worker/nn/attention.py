@@ -21,12 +21,16 @@ def attention(
     kernels: Kernels,
     *,
     causal: bool = False,
+    bias_NST: Float[Array, "N S T"] | None = None,
 ) -> Float[Array, "B S N K"]:
     """softmax(q k^T / sqrt(K)) v for each head, logits and softmax in float32; `causal` needs S = T.
 
     The fused kernel is used when it was chosen and can do it; long sequences are otherwise taken in chunks of
-    queries, so that the logits never occupy more than `LOGITS_LIMIT` elements at once.
+    queries, so that the logits never occupy more than `LOGITS_LIMIT` elements at once. With a `bias`, as T5 has it,
+    the logits are not scaled and the sequence is taken as a whole.
     """
+    if bias_NST is not None:
+        return _attend(q_BSNK, k_BTNK, v_BTNK, None, bias_NST)
     if kernels.attention == "cudnn" and _fusable(q_BSNK):
         return jax.nn.dot_product_attention(q_BSNK, k_BTNK, v_BTNK, is_causal=causal, implementation="cudnn")
     batch, queries, heads, _ = q_BSNK.shape
@@ -43,10 +47,12 @@ def _fusable(q_BSNK: Array) -> bool:
     return half and head_width <= FUSED_HEAD_LIMIT and head_width % 8 == 0
 
 
-def _attend(q_BSNK: Array, k_BTNK: Array, v_BTNK: Array, positions_S: Array | None) -> Array:
+def _attend(
+    q_BSNK: Array, k_BTNK: Array, v_BTNK: Array, positions_S: Array | None, bias_NST: Array | None = None
+) -> Array:
     """Attend to all keys, or with `positions_S` to those no later than each query's own position."""
-    scale = q_BSNK.shape[-1] ** -0.5
-    logits_BNST = scale * jnp.einsum("BSNK,BTNK->BNST", q_BSNK, k_BTNK, preferred_element_type=jnp.float32)
+    logits_BNST = jnp.einsum("BSNK,BTNK->BNST", q_BSNK, k_BTNK, preferred_element_type=jnp.float32)
+    logits_BNST = logits_BNST * q_BSNK.shape[-1] ** -0.5 if bias_NST is None else logits_BNST + bias_NST
     if positions_S is not None:
         seen_ST = positions_S[:, None] >= jnp.arange(k_BTNK.shape[1])
         logits_BNST = jnp.where(seen_ST, logits_BNST, -jnp.inf)

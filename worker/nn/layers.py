@@ -37,6 +37,11 @@ def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return jax.nn.gelu(x.astype(jnp.float32), approximate=False).astype(x.dtype)
 
 
+def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The tanh approximation (arXiv 1606.08415), with which T5 v1.1 and FLUX.1 were trained."""
+    return jax.nn.gelu(x.astype(jnp.float32), approximate=True).astype(x.dtype)
+
+
 def quick_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """The sigmoid approximation that OpenAI's CLIP was trained with: x * sigmoid(1.702 x)."""
     x_f32 = x.astype(jnp.float32)
@@ -142,6 +147,24 @@ class GroupNorm(nnx.Module):
         return (normal * self.weight[...] + self.bias[...]).astype(x.dtype)
 
 
+def layer_norm(x: Float[Array, "*rest C"], *, epsilon: float) -> Float[Array, "*rest C"]:
+    """Layer normalisation over the last axis (arXiv 1607.06450) without parameters; float32, whatever `x` is."""
+    return _standardise(x.astype(jnp.float32), (x.ndim - 1,), epsilon)
+
+
+class RMSNorm(nnx.Module):
+    """Normalisation by the root mean square of the last axis (arXiv 1910.07467)."""
+
+    def __init__(self, features: int, *, epsilon: float):
+        self.weight = parameter(features)
+        self.epsilon = epsilon
+
+    def __call__(self, x: Float[Array, "*rest C"]) -> Float[Array, "*rest C"]:
+        x_f32 = x.astype(jnp.float32)
+        scale = lax.rsqrt(jnp.mean(jnp.square(x_f32), axis=-1, keepdims=True) + self.epsilon)
+        return (x_f32 * scale * self.weight[...]).astype(x.dtype)
+
+
 class LayerNorm(nnx.Module):
     """Layer normalisation over the last axis (arXiv 1607.06450)."""
 
@@ -151,7 +174,7 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Float[Array, "*rest C"]) -> Float[Array, "*rest C"]:
-        normal = _standardise(x.astype(jnp.float32), (x.ndim - 1,), self.epsilon)
+        normal = layer_norm(x, epsilon=self.epsilon)
         return (normal * self.weight[...] + self.bias[...]).astype(x.dtype)
 
 

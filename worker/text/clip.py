@@ -9,23 +9,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from worker.errors import CheckpointError
+from worker.text.tokens import Tokens
 
 _WORDS = r"""<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
-
-
-class Tokens(NamedTuple):
-    """`ids`: int32 [B, L]; `lost`: tokens that did not fit, per text."""
-
-    ids: NDArray[np.int32]
-    lost: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -37,6 +30,11 @@ class ClipTokenizer:
     end: int
     padding: int
     length: int
+
+    @property
+    def vocabulary(self) -> int:
+        """How many ids there are."""
+        return self.model.get_vocab_size()
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
         """Tokenise; a special token written out in a text counts as that token, as in transformers."""

@@ -50,6 +50,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Drop("text_model.embeddings.position_ids", because="a constant, 0 to 76, that old versions saved"),
         Drop("embeddings.position_ids", because="a constant, 0 to 76, that old versions saved"),
     ),
+    "t5_text": (Drop("encoder.embed_tokens.weight", because="the table `shared` once more"),),
     "unet": (
         Drop("v_pred", because="a marker; the scheduler's configuration says what the model predicts"),
         Drop("ztsnr", because="a marker; the scheduler's configuration says how the noise schedule ends"),
@@ -62,6 +63,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rename("{block}.proj_attn.{leaf}", "{block}.to_out.0.{leaf}"),
     ),
 }
+"""By a part's kind; kinds without rules are named as they are published."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from worker.diffusion.solvers.ddpm import DDPM
 from worker.diffusion.solvers.deis import DEIS
 from worker.diffusion.solvers.dpm import DPM_MULTISTEP, DPM_SINGLESTEP
 from worker.diffusion.solvers.euler import EULER, EULER_ANCESTRAL
+from worker.diffusion.solvers.flow import FLOW_EULER
 from worker.diffusion.solvers.lms import LMS
 from worker.diffusion.solvers.pndm import PNDM
 from worker.diffusion.solvers.two_stage import DPM2, DPM2_ANCESTRAL, DPM_2S_ANCESTRAL, DPM_SDE, HEUN
@@ -21,5 +22,6 @@ SOLVERS: Mapping[str, Solver] = {
         *(LMS, EULER, EULER_ANCESTRAL, HEUN, DPM2, DPM2_ANCESTRAL),
         *(DPM_MULTISTEP, DPM_SINGLESTEP, DPM_2S_ANCESTRAL, DPM_SDE, UNIPC, DEIS),
         *(LCM, TCD),
+        FLOW_EULER,
     )
 }
