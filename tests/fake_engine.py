@@ -22,6 +22,7 @@ class FakePlan:
     height: int = 104
     steps: int = 20
     guidance_scale: float = 7.5
+    true_cfg_scale: float | None = None
     scheduler: str = "DPMSolverMultistepScheduler"
     scheduler_options: Mapping[str, Any] = field(default_factory=lambda: {"use_karras_sigmas": True})
     strength: float | None = None

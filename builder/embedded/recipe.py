@@ -35,11 +35,11 @@ AUTOENCODER_STAGE = Stage(
     clip_norm=1.0,
 )
 DENOISER_STAGE = Stage(
-    steps=24_000,
+    steps=54_000,
     batch=16,
     learning_rate=1e-3,
     warm_up=500,
-    decay=8_000,
+    decay=16_000,
     weight_decay=0.01,
     ema_decay=0.999,
     clip_norm=1.0,
@@ -60,6 +60,8 @@ KL_WEIGHT = 2e-4
 """Weight of the latent's divergence from a normal distribution, per number, beside an error per pixel."""
 DROPPED_CAPTIONS = 0.1
 """Share of captions replaced by the empty one, which guidance needs."""
+NOISY_TIMES = 0.6
+"""Exponent on the evenly drawn share of the noise's time: below 1, more of the noisy ones, where a caption decides."""
 RECOLOURED = 0.2
 """Share of pictures taken in another colour where there is one."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from builder.embedded.captions import choose
 from builder.embedded.data import DataSet
 from builder.embedded.networks import networks
-from builder.embedded.recipe import AUTOENCODER_STAGE, DECODER_STAGE, DENOISER_STAGE, KL_WEIGHT, SCHEDULER
+from builder.embedded.recipe import AUTOENCODER_STAGE, DECODER_STAGE, DENOISER_STAGE, KL_WEIGHT, NOISY_TIMES, SCHEDULER
 from builder.embedded.training import Task, Weights
 from worker.diffusion.config import Options
 from worker.diffusion.schedules import alphas_cumprod
@@ -97,7 +97,7 @@ def denoiser_task(data: DataSet, latents: Float[np.ndarray, "N H W C"], tokenize
         for_time, for_noise = jax.random.split(key)
         # Times are spread evenly over each batch, which calms the gradient (arXiv 2107.00630, appendix I.1).
         share = (jnp.arange(size) / size + jax.random.uniform(for_time)) % 1
-        time_B = jnp.floor(share * len(signal_T)).astype(jnp.int32)
+        time_B = jnp.floor(share**NOISY_TIMES * len(signal_T)).astype(jnp.int32)
         signal, sigma = (jnp.asarray(table)[time_B][:, None, None, None] for table in (signal_T, noise_T))
         noise = jax.random.normal(for_noise, x_BHWC.shape)
         context = parts["text_encoder"].apply(weights["text_encoder"], ids_BL).last
