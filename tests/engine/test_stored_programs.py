@@ -84,7 +84,7 @@ def test_a_process_serves_what_another_compiled_and_compiles_nothing(toy, compil
     assert {key[0] for key in told["programs_loaded"]} == {"encode_text", "encode_image", "advance", "decode"}
     assert told["faults"] == []
     # What is not needed by then must not be waited for.
-    assert not {"flax", "torch", "scipy", "boto3"} & set(told["imported"])
+    assert not {"flax", "torch", "diffusers", "transformers", "scipy", "boto3"} & set(told["imported"])
     expected = run(toy("sd1").service, JOB)
     found = decode_picture(told["answer"]["images"][0])
     assert np.array_equal(found, decode_picture(expected["images"][0]))
