@@ -101,6 +101,22 @@ def test_what_a_worker_compiled_the_next_one_loads(toy, tmp_path):
     assert second["answer"]["images"] == first["answer"]["images"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["encode_text", "advance", "decode"])
+def test_a_worker_compiles_what_is_damaged_and_no_more(toy, baked, tmp_path, part):
+    damaged = [record for record in read_index(baked, read_manifest(baked)) if record.program[0] == part]
+    for record in damaged:
+        (baked / FOLDER / record.blob).write_bytes(b"x")
+    told = served(baked, tmp_path / "cache")
+    keys = {record.program for record in damaged}
+    assert {tuple(key): fault for key, fault in told["faults"]} == dict.fromkeys(keys, "differs from its sha256")
+    # What the job does not ask for stays uncompiled.
+    compiled = {tuple(key) for key in told["programs_compiled"]}
+    assert compiled
+    assert compiled <= keys
+    assert told["answer"]["images"] == run(toy("sd1").service, JOB)["images"]
+
+
 def test_each_blob_is_missed_alone(baked, caplog):
     keys = store_of(baked).keys()
     for record in read_index(baked, read_manifest(baked)):
