@@ -70,9 +70,10 @@ def test_a_start_that_cannot_succeed_ends_with_one_line(tmp_path, model_dir, nam
 
 
 def test_a_start_imports_nothing_that_no_job_needs():
-    """Each of these costs a tenth of a second or more; the SDK asks for the processor's name in a process of its own."""
+    """Each costs a tenth of a second or more; the SDK asks for the processor's name in a process of its own."""
     code = (
-        "import json, sys; from worker.sdk import serverless; import worker.engine.device, worker.runner, worker.service; "
+        "import json, sys; from worker.sdk import serverless; "
+        "import worker.engine.device, worker.runner, worker.service; "
         "print(json.dumps([serverless.utils.rp_debugger.PROCESSOR, *{name.partition('.')[0] for name in sys.modules}]))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
