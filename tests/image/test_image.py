@@ -80,7 +80,7 @@ def test_jobs_of_the_platform_are_answered_and_a_stop_is_followed(image, contain
         assert health["model"]["source"] == "toy-sd1"
         assert health["jobs"]["served"] >= 1
         assert {kind: found["count"] for kind, found in health["programs"].items()} == {
-            "loaded": 5,
+            "loaded": 6,
             "compiled": 0,
             "stored_but_not_used": 0,
             "failed": 0,
