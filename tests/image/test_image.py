@@ -107,7 +107,7 @@ def test_weights_are_there_once_and_nothing_that_only_a_build_needs(saved):
     assert sorted(weights) == [f"model/{part}.safetensors" for part in ("text_encoder", "unet", "vae")]
     assert all(files[path] == 1 for path in weights)
     unwanted = re.compile(
-        r"huggingface/|^root/\.cache/|site-packages/(torch|diffusers|transformers|optax)/|/libcuda\.so|^model\.source"
+        r"huggingface/|^root/\.cache/|site-packages/(torch|diffusers|transformers)/|/libcuda\.so|^model\.source"
     )
     assert [path for path in files if unwanted.search(path)] == []
     assert [path for path in files if path.startswith("app/worker/") and path.endswith(".pyc")]
