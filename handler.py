@@ -43,11 +43,13 @@ def main() -> None:
             check_device(allow_cpu=local or settings.allow_cpu)
         # Slow imports come after the check, so that a worker without a GPU ends at once.
         with start.stage("imports_s"):
-            from worker.local import run_locally
+            from worker.local import check_job, run_locally
             from worker.runner import JobRunner
-            from worker.sdk import mend, serverless
+            from worker.sdk import mend, post_progress, serverless
             from worker.service import load_service
 
+        if local:
+            check_job(sys.argv[1:])
         with start.stage("model_s"):
             settings = _with_model(settings)
         service = load_service(settings, local=local, start=start)
@@ -59,7 +61,7 @@ def main() -> None:
         run_locally(service, settings)
         return
     mend()
-    runner = JobRunner(service.run, settings, serverless.progress_update)
+    runner = JobRunner(service.run, settings, post_progress)
     serverless.start({"handler": runner.handle, "concurrency_modifier": runner.concurrency})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from worker.engine.loading import load_engine
 from worker.engine.programs import Programs
-from worker.engine.turns import powers_of_two
+from worker.engine.turns import pass_slots
 from worker.service import Service
 from worker.settings import Settings
 from worker.storage import inline_store
@@ -47,7 +47,7 @@ def throughput(model_dir: Path, job: dict[str, Any], jobs: int, slots: int, roun
     first_s, first = _timed(lambda: _run(service, job, 0))
     width, height = first["used"]["width"], first["used"]["height"]
     scale = engine.planner.pipeline.scale_factor
-    engine.programs.prepare(height // scale, width // scale, powers_of_two(slots), image=False)
+    engine.programs.prepare(height // scale, width // scale, pass_slots(slots), image=False)
     sides: dict[str, Callable[[], list[tuple[float, Answer]]]] = {
         "one after another": lambda: [_timed(lambda seed=seed: _run(service, job, seed)) for seed in range(jobs)],
         "beside each other": lambda: _together(service, job, jobs),

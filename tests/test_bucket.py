@@ -107,6 +107,8 @@ def test_what_goes_with_a_bucket_needs_one(name):
         ("BUCKET_ENDPOINT_URL", "https://minio.example.org/pictures", "path 'pictures'"),
         ("BUCKET_ENDPOINT_URL", "https://minio.example.org/?x=1", "more than a host"),
         ("BUCKET_ENDPOINT_URL", "https://my_host.example.org", "begins with https"),
+        ("BUCKET_ENDPOINT_URL", "https://minio.example.org/a b", "begins with https"),
+        ("BUCKET_ENDPOINT_URL", "https://minio.example.org/ä", "begins with https"),
         ("BUCKET_REGION", "eu west", "eu-central-1"),
         ("BUCKET_NAME", "my bucket", "my-pictures"),
         ("BUCKET_NAME", "a/b", "my-pictures"),
@@ -114,6 +116,10 @@ def test_what_goes_with_a_bucket_needs_one(name):
         ("BUCKET_PREFIX", "a b", "such as"),
         ("BUCKET_URL_EXPIRY_S", "691200", "7 days"),
         ("BUCKET_PUBLIC_URL", "cdn.example.org", "https://cdn.example.com"),
+        ("BUCKET_PUBLIC_URL", "https://[cdn", "https://cdn.example.com"),
+        ("BUCKET_PUBLIC_URL", "https://cdn.example.org:port", "https://cdn.example.com"),
+        ("BUCKET_PUBLIC_URL", "https://cdn.example.org/?a=1", "https://cdn.example.com"),
+        ("BUCKET_PUBLIC_URL", "https://cdn.example.org/a b", "https://cdn.example.com"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_value_and_an_example(variable, value, words):
@@ -130,7 +136,9 @@ def test_what_cannot_be_used_is_named_with_its_value_and_an_example(variable, va
     [
         ("BUCKET_ACCESS_KEY_ID", "hidden words"),
         ("BUCKET_SECRET_ACCESS_KEY", "hidden\nwords"),
+        ("BUCKET_SESSION_TOKEN", "hidden\nwords"),
         ("BUCKET_ENDPOINT_URL", "https://user:hidden@s3.example.org"),
+        ("BUCKET_ENDPOINT_URL", "https://user:hidden@[::1"),
     ],
 )
 def test_a_secret_that_cannot_be_used_is_named_without_its_value(variable, value):
@@ -179,6 +187,13 @@ def test_a_jobs_own_bucket(monkeypatch):
         (JOB | {"endpointUrl": "http://127.0.0.1:9000"}, "s3Config.endpointUrl: refused"),
         (JOB | {"endpointUrl": "http://169.254.169.254"}, "s3Config.endpointUrl: refused"),
         (JOB | {"bucketName": "a/b"}, "s3Config.bucketName: 'a/b'"),
+        (JOB | {"bucketName": "-" * 10_000}, "s3Config.bucketName: '---"),
+        (JOB | {"endpointUrl": "https://s3.exa\nmple.org"}, "s3Config.endpointUrl: 'https://s3.exa\\nmple.org' is not"),
+        (JOB | {"endpointUrl": "https://s3.example.org/\ud800"}, "s3Config.endpointUrl: "),
+        (JOB | {"endpointUrl": f"https://{'a' * 64}.org"}, "s3Config.endpointUrl: "),
+        (JOB | {"endpointUrl": "https://" + "a." * 9_999}, "s3Config.endpointUrl: 20006 characters, allowed are 250"),
+        (JOB | {"a\nERROR": 1, "b" * 9_999: 1}, "s3Config.a\\nERROR: unknown field; s3Config.bbb"),
+        (JOB | {str(index): 1 for index in range(9_999)}, "s3Config.0: unknown field"),
     ],
 )
 def test_a_jobs_own_bucket_that_cannot_be_used_is_refused(config, problem):
@@ -186,3 +201,5 @@ def test_a_jobs_own_bucket_that_cannot_be_used_is_refused(config, problem):
         bucket_of_job(config)
     assert str(caught.value).startswith(problem)
     assert SECRET not in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from PIL import Image
 
 from tests.diffusers_pictures import picture
 from tests.jobs import JOB
+from worker.errors import StartupError
+from worker.local import check_job
 
 ROOT = Path(__file__).parent.parent
 
@@ -57,6 +60,26 @@ def test_a_bad_job_fails_with_all_its_faults_and_without_a_traceback(toy, tmp_pa
     assert "width: 3" in said
     assert "steps: unknown field" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{input: {prompt: a fox}}", "cannot be read (Expecting property name"),
+        ('{"input": {"seed": 1' + "0" * 5_000 + "}}", "cannot be read (Exceeds the limit"),
+        ("[" * 99_999, "cannot be read (maximum recursion"),
+        ("[]", 'not an object with "input"'),
+        ('{"prompt": "a fox"}', 'not an object with "input"'),
+    ],
+)
+def test_a_job_that_is_none_is_one_line(tmp_path, monkeypatch, text, words):
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["--test_input", text], [f"--test_input={text}"], []):
+        Path("test_input.json").write_text("{}" if arguments else text)
+        with pytest.raises(StartupError, match=re.escape(words)) as caught:
+            check_job(arguments)
+        assert str(caught.value).startswith("--test_input: " if arguments else "test_input.json: ")
+    check_job(["--test_input", text, "--rp_serve_api"])
 
 
 @pytest.mark.parametrize(("model_dir", "named"), [("absent", "absent"), ("", "models/emoji/baked")])

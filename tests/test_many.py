@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tests.fake_engine import FakeEngine
+from tests.platform.job_api import until
 from tests.s3_servers import BUCKET, KEY, SECRET, StubS3
 from worker.bucket import Bucket
 from worker.control import JobControl, Preview
@@ -88,6 +89,7 @@ def test_a_repeated_job_finds_what_is_stored_and_makes_the_rest(stub):
     broken = service(store, {"b": JobStopped("the worker was taken away")})
     assert "error" in broken.run(job(*requests))
     assert made(broken) == [("a", 1), ("a", 0)]
+    until(lambda: len(stub.requests) == 2, 10)
     again = service(store)
     answer = again.run(job(*requests))
     assert {prompt for prompt, _ in made(again)} == {"b", "c"}

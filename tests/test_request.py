@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ def problems(raw: object) -> list[str]:
     with pytest.raises(InvalidRequest) as caught:
         parse_request(raw)
     return caught.value.problems
+
+
+def nested(levels: int) -> Any:
+    return reduce(lambda inner, _: [inner], range(levels), [])
 
 
 @pytest.mark.parametrize(
@@ -61,6 +66,8 @@ def problems(raw: object) -> list[str]:
         ("width", "\ud800", "64 to 4096 in steps of 8"),
         ("metadata", "\ud800", "neither true nor false"),
         ("output_format", "\ud800", "png, jpeg, webp"),
+        ("width", nested(5_000), "a list that is nested too deeply"),
+        ("scheduler_options", {"a": nested(5_000)}, "nested too deeply"),
     ],
 )
 def test_one_bad_field_is_named_with_its_value(field, value, words):

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -68,7 +69,9 @@ def test_progress_is_sparse_and_none_is_under_way_after_the_answer(every_s, repo
             time.sleep(0.2)
             sent.append(payload["progress"])
 
-        threading.Thread(target=post, daemon=True).start()
+        thread = threading.Thread(target=post)
+        thread.start()
+        return thread
 
     def run(_job, control):
         for done in range(8):
@@ -86,6 +89,48 @@ def test_progress_is_sparse_and_none_is_under_way_after_the_answer(every_s, repo
     assert found <= 4
     assert (found > 0) == (reports > 0)
     assert sent == sorted(sent)
+
+
+def test_a_report_that_is_being_made_when_the_job_ends_comes_before_the_answer():
+    """A picture that fails ends its job, while the device's thread still reports the others."""
+    sent, making, ending = [], threading.Event(), threading.Event()
+    progress = Progress({"id": "x"}, lambda _job, payload: sent.append(payload), 0.001)
+    time.sleep(0.01)
+
+    def preview():
+        making.set()
+        ending.wait(5)
+        time.sleep(0.1)
+        return
+
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(progress, 0.5, preview)
+        making.wait(5)
+        finishing = threads.submit(progress.finish)
+        ending.set()
+        finishing.result(5)
+        assert len(sent) == 1
+        time.sleep(0.01)
+        progress(0.6)
+    assert len(sent) == 1
+
+
+def test_no_report_overtakes_one_that_is_under_way():
+    sent, posted = [], threading.Event()
+
+    def send(_job, payload):
+        sent.append(payload["progress"])
+        thread = threading.Thread(target=posted.wait, args=(5,))
+        thread.start()
+        return thread
+
+    progress = Progress({"id": "x"}, send, 0.001)
+    for done in (0.1, 0.2, 0.3):
+        time.sleep(0.01)
+        progress(done)
+    assert sent == [0.1]
+    posted.set()
+    progress.finish()
 
 
 def test_start_and_end_are_not_progress():

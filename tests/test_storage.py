@@ -1,12 +1,14 @@
 """Pictures reach a folder or the answer, and are found where they are kept."""
 
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.s3_servers import StubS3, bucket_at
+from worker.errors import GenerationError
 from worker.outputs import PictureFile
 from worker.places import Found, Place, picture_name
 from worker.s3 import s3_store
@@ -111,6 +113,20 @@ def test_a_damaged_picture_is_not_found(tmp_path, damage):
     assert store.find("job", "0", "webp") is not None
     path.with_name("0.webp.json").write_bytes(damage)
     assert store.find("job", "0", "webp") is None
+
+
+def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
+    (tmp_path / "job").write_bytes(b"a file")
+    with pytest.raises(GenerationError, match=r"picture 0: cannot be written to .*job/0.webp: File exists"):
+        folder_store(tmp_path).put("job", "0", FILE, FACTS)
+
+
+def test_two_runs_may_write_one_picture_at_once(tmp_path):
+    store = folder_store(tmp_path)
+    with ThreadPoolExecutor(8) as threads:
+        places = list(threads.map(lambda _: store.put("job", "0", FILE, FACTS), range(400)))
+    assert set(places) == {Place(str(tmp_path / "job" / "0.webp"))}
+    assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["0.webp", "0.webp.json"]
 
 
 # The answer.

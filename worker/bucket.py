@@ -9,11 +9,15 @@ from urllib.parse import urlsplit
 from runpod.serverless.utils import rp_ssrf
 
 from worker.errors import InvalidRequest, SettingsError
+from worker.request import capped, named_fields, shown
 from worker.settings import Settings
 
 URL_EXPIRY_MAX_S = 7 * 24 * 3600
 """SigV4 signs no link for longer."""
 ENDPOINT_EXAMPLE = "https://s3.eu-central-1.amazonaws.com"
+_ENDPOINT_MAX = 250
+_PLAIN = re.compile(r"[!-~]*")
+"""Printable, and no blank: what can stand in a URL or a header."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +96,15 @@ def bucket_of_settings(settings: Settings) -> Bucket | None:
             f"BUCKET_URL_EXPIRY_S: {settings.bucket_url_expiry_s} is more than {URL_EXPIRY_MAX_S}, the 7 days for "
             "which a link can be signed; BUCKET_PUBLIC_URL gives links without an end"
         )
+    if not _PLAIN.fullmatch(settings.bucket_session_token):
+        problems.append("BUCKET_SESSION_TOKEN: has blanks or letters that no token has")
     if re.search(r"[^A-Za-z0-9!_.*'()/-]|(^|/)\.\.?(/|$)", settings.bucket_prefix):
         problems.append(
             f"BUCKET_PREFIX: {settings.bucket_prefix!r} is not a path of letters, digits and -_.!*'(), such as worker/a"
         )
     if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9-]{0,61}[A-Za-z0-9])?", settings.bucket_region):
         problems.append(f"BUCKET_REGION: {settings.bucket_region!r} is not a region such as eu-central-1")
-    public = urlsplit(settings.bucket_public_url)
-    if settings.bucket_public_url and (public.scheme not in ("http", "https") or not public.hostname):
+    if settings.bucket_public_url and not _is_link(settings.bucket_public_url):
         problems.append(
             f"BUCKET_PUBLIC_URL: {settings.bucket_public_url!r} is not a URL such as https://cdn.example.com"
         )
@@ -115,9 +120,9 @@ def bucket_of_job(config: object) -> Bucket:
     """
     if not isinstance(config, dict):
         raise InvalidRequest(["s3Config: an object with accessId, accessSecret, bucketName and endpointUrl is needed"])
-    given = {str(name): value for name, value in cast(dict[Any, Any], config).items() if value is not None}
+    given = {name: value for name, value in named_fields(cast(dict[Any, Any], config)).items() if value is not None}
     fields: dict[str, Any] = {
-        name: given.pop(shown.removeprefix("s3Config."), "") for name, shown in _JOB_NAMES.items()
+        name: given.pop(title.removeprefix("s3Config."), "") for name, title in _JOB_NAMES.items()
     }
     problems = [f"s3Config.{name}: unknown field" for name in given]
     problems += [f"{_JOB_NAMES[name]}: text is needed" for name, value in fields.items() if not isinstance(value, str)]
@@ -126,39 +131,52 @@ def bucket_of_job(config: object) -> Bucket:
         endpoint = urlsplit(str(fields["endpoint_url"]))
         try:
             rp_ssrf.resolve_and_validate(str(endpoint.hostname), endpoint.port or 443)
-        except rp_ssrf.SSRFError:
+        except (rp_ssrf.SSRFError, UnicodeError):
             problems.append(f"s3Config.endpointUrl: refused: {endpoint.hostname!r} has no public address")
     if problems:
-        raise InvalidRequest(problems)
+        raise InvalidRequest(capped(problems, str))
     return Bucket(**fields)
+
+
+def _is_link(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _port = parts.port
+    except ValueError:
+        return False
+    more = parts.query or parts.fragment
+    return bool(parts.scheme in ("http", "https") and parts.hostname and not more and _PLAIN.fullmatch(url))
 
 
 def _problems(values: Mapping[str, str], names: Mapping[str, str]) -> list[str]:
     """What is wrong with the four needed values, each under its name in `names`; never the value of a secret."""
-    missing = [shown for name, shown in names.items() if not values[name]]
+    missing = [title for name, title in names.items() if not values[name]]
     problems = [f"{', '.join(missing)}: missing; a bucket needs {', '.join(names.values())}"] if missing else []
     if values["endpoint_url"] and (wrong := _endpoint_problem(values["endpoint_url"], values["name"])):
         problems.append(f"{names['endpoint_url']}: {wrong}; an example is {ENDPOINT_EXAMPLE}")
     if values["name"] and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}", values["name"]):
-        problems.append(f"{names['name']}: {values['name']!r} is not a bucket's name such as my-pictures")
+        problems.append(f"{names['name']}: {shown(values['name'])} is not a bucket's name such as my-pictures")
     problems += [
         f"{names[name]}: has blanks or letters that no key has"
         for name in ("access_key_id", "secret_access_key")
-        if not re.fullmatch(r"[!-~]*", values[name])
+        if not _PLAIN.fullmatch(values[name])
     ]
     return problems
 
 
 def _endpoint_problem(endpoint: str, bucket: str) -> str:
-    label = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+    if len(endpoint) > _ENDPOINT_MAX:
+        return f"{len(endpoint)} characters, allowed are {_ENDPOINT_MAX}"
+    label = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
     try:
         parts = urlsplit(endpoint)
         host, _port = parts.hostname or "", parts.port
     except ValueError:
-        return f"{endpoint!r} is not a URL"
+        return "is not a URL" if "@" in endpoint else f"{endpoint!r} is not a URL"
     if parts.username is not None or parts.password is not None:
         return "has a name or a password in it, which belong to the keys"
-    if parts.scheme not in ("http", "https") or not re.fullmatch(rf"{label}(\.{label})*|[0-9a-f:]+", host):
+    sound = _PLAIN.fullmatch(endpoint) and re.fullmatch(rf"{label}(\.{label})*|[0-9a-f]*:[0-9a-f:]+", host)
+    if parts.scheme not in ("http", "https") or not sound:
         return f"{endpoint!r} is not a URL that begins with https:// or http://"
     if parts.query or parts.fragment:
         return f"{endpoint!r} has more than a host in it"

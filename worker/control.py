@@ -1,7 +1,9 @@
 """What may end a job before it is done, and who hears how far it is: the caller's stop, the deadline, progress."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from typing import Any
 
 from worker.errors import GenerationError, JobStopped
 
@@ -9,6 +11,8 @@ Preview = Callable[[], str | None]
 """What is under way as a data URL; made only when it is called."""
 Report = Callable[[float, Preview | None], None]
 """Told the part that is done, 0 to 1."""
+
+_CHECK_EVERY_S = 0.1
 
 
 class JobControl:
@@ -34,6 +38,13 @@ class JobControl:
         if self._deadline is not None and time.monotonic() > self._deadline:
             limit = f"{self._timeout_s:g} s (JOB_TIMEOUT_S)"
             raise GenerationError(f"the job was not done within its {limit}: ask for fewer steps or pictures")
+
+    def wait(self, futures: Iterable[Future[Any]]) -> None:
+        """Wait until all of them are done, or for what `check` raises meanwhile."""
+        left = set(futures)
+        while left:
+            self.check()
+            left = wait(left, _CHECK_EVERY_S).not_done
 
     def checkpoint(self, done: float, preview: Preview | None = None) -> None:
         """`check`, and a report of the part that is done."""

@@ -22,6 +22,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 # Pillow's own bound is a warning up to twice its size; ours is checked before any pixel is decoded.
 Image.MAX_IMAGE_PIXELS = None
 
+# A picture takes hundreds of megabytes while it is decoded, however small its file.
+_decoding = threading.BoundedSemaphore(2)
 _CHUNK = 64 * 1024
 # Some services refuse a request without the first two; the third keeps the size on the wire the size that is counted.
 _HEADERS = {"User-Agent": "worker-jax-diffusion", "Accept": "image/*,*/*;q=0.5", "Accept-Encoding": "identity"}
@@ -35,12 +37,14 @@ def read_image(field: str, text: str) -> Image.Image:
     text = text.strip()
     data = _fetch(field, text) if text[:8].lower().startswith(("http://", "https://")) else _decode(field, text)
     try:
-        image = Image.open(BytesIO(data), formats=FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            raise InvalidRequest([f"{field}: {image.width}x{image.height} is more than {MAX_PIXELS} pixels"])
-        if image.mode == "F":
-            raise InvalidRequest([f"{field}: a picture of floating-point numbers; 8 or 16 bits are needed"])
-        return _rgb(ImageOps.exif_transpose(image))
+        with _decoding:
+            image = Image.open(BytesIO(data), formats=FORMATS)
+            if image.width * image.height > MAX_PIXELS:
+                raise InvalidRequest([f"{field}: {image.width}x{image.height} is more than {MAX_PIXELS} pixels"])
+            if image.mode == "F":
+                raise InvalidRequest([f"{field}: a picture of floating-point numbers; 8 or 16 bits are needed"])
+            ImageOps.exif_transpose(image, in_place=True)
+            return _rgb(image)
     except InvalidRequest:
         raise
     except Exception as error:
@@ -129,4 +133,4 @@ def _rgb(image: Image.Image) -> Image.Image:
         layered = image.convert("RGBA")
         image = Image.new("RGBA", layered.size, "white")
         image.alpha_composite(layered)
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")

@@ -1,15 +1,18 @@
 """Runs on one's own machine: the job of `test_input.json`, or an API on localhost; what they show of their jobs."""
 
+import argparse
 import json
 import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from threading import Lock
 from typing import Any, TextIO, cast
 
 from tqdm import tqdm
 
+from worker.errors import StartupError
 from worker.runner import Job, JobRunner
 from worker.sdk import serverless
 from worker.service import Service
@@ -17,8 +20,27 @@ from worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_EXAMPLE = """an example is '{"input": {"prompt": "a red fox"}}'"""
 _LINE_EVERY_S = 5.0
 _BAR = "{desc} {percentage:3.0f}% |{bar:30}| {elapsed}, {remaining} left"
+
+
+def check_job(arguments: Sequence[str]) -> None:
+    """Raise StartupError if the job of the command line, or of `test_input.json`, is none that the SDK takes."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--test_input")
+    parser.add_argument("--rp_serve_api", action="store_true")
+    options, _ = parser.parse_known_args(arguments)
+    file = Path("test_input.json")
+    if options.rp_serve_api or (options.test_input is None and not file.exists()):
+        return
+    source = file.name if options.test_input is None else "--test_input"
+    try:
+        job = json.loads(file.read_text("utf-8") if options.test_input is None else options.test_input)
+    except (OSError, ValueError, RecursionError) as error:
+        raise StartupError(f"{source}: cannot be read ({error}); {_EXAMPLE}") from None
+    if not isinstance(job, dict) or cast(Job, job).get("input") is None:
+        raise StartupError(f'{source}: not an object with "input"; {_EXAMPLE}')
 
 
 def run_locally(service: Service, settings: Settings) -> None:

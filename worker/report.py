@@ -64,7 +64,12 @@ def report(engine: Engine, warm_up: WarmUp, tally: Tally) -> dict[str, Any]:
             "driver": driver_version(),
             "python": platform.python_version(),
         },
-        "device": {"platform": device.platform, "kind": device.device_kind, "memory": device_memory()},
+        "device": {
+            "platform": device.platform,
+            "kind": device.device_kind,
+            "count": engine.programs.devices,
+            "memory": device_memory(),
+        },
         "model": {
             "source": manifest.source[:_TEXT],
             "revision": manifest.revision,

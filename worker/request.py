@@ -143,6 +143,8 @@ class Request(BaseModel):
             size = len(json.dumps(value, allow_nan=False))
         except ValueError:
             raise ValueError("a number in it is not finite") from None
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
         if size > 4096:
             raise ValueError(f"{size} characters, allowed are 4096")
         return value
@@ -189,7 +191,7 @@ def named_fields(raw: Mapping[Any, Any]) -> dict[str, Any]:
 
     Half a surrogate pair can be neither of the first two, and a line break would forge a line of the log.
     """
-    return {_printable(str(name)): value for name, value in raw.items()}
+    return {_printable(str(name)[:_NAME_MAX]): value for name, value in raw.items()}
 
 
 def check_fields(fields: Mapping[str, Any]) -> tuple[Request | None, list[ErrorDetails]]:
@@ -297,7 +299,10 @@ _COMMON = {
 
 def shown(value: object) -> str:
     """A value as an error quotes it."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} that is nested too deeply"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

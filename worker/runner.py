@@ -12,8 +12,8 @@ from worker.settings import Settings
 
 Job = dict[str, Any]
 Run = Callable[[Job, JobControl], dict[str, Any]]
-Send = Callable[[Job, dict[str, Any]], None]
-"""Posts one progress report in a thread that it starts, as the SDK's `progress_update` does."""
+Send = Callable[[Job, dict[str, Any]], threading.Thread | None]
+"""Tells one progress report; the thread in which it is still under way, if it is."""
 
 _LAST_REPORT_S = 10
 
@@ -52,26 +52,35 @@ class JobRunner:
 
 
 class Progress:
-    """At most one report in `every_s`, the first one after as long, and none after `finish`."""
+    """At most one report in `every_s` and under way, the first one after as long, and none after `finish`.
+
+    Any thread may report.
+    """
 
     def __init__(self, job: Job, send: Send, every_s: float):
         self._job = job
         self._send = send
         self._every_s = every_s
         self._last, self._done = time.monotonic(), 0.0
-        self._posting: list[threading.Thread] = []
+        self._posting: threading.Thread | None = None
+        self._ended = False
+        self._lock = threading.Lock()
 
     def __call__(self, done: float, preview: Preview | None = None) -> None:
-        now = time.monotonic()
-        # The start is no progress, and the end is the answer's to tell. A job that begins again does not go back.
-        if self._done < done < 1 and now - self._last >= self._every_s:
+        with self._lock:
+            now = time.monotonic()
+            busy = self._posting is not None and self._posting.is_alive()
+            # The start is no progress, and the end is the answer's to tell. A job that begins again does not go back.
+            if self._ended or busy or not self._done < done < 1 or now - self._last < self._every_s:
+                return
             self._last, self._done = now, done
-            before = set(threading.enumerate())
             picture = preview() if preview else None
-            self._send(self._job, {"progress": round(done, 3)} | ({"preview": picture} if picture else {}))
-            self._posting = [thread for thread in set(threading.enumerate()) - before if thread.daemon]
+            update = {"progress": round(done, 3)} | ({"preview": picture} if picture else {})
+            self._posting = self._send(self._job, update)
 
     def finish(self) -> None:
         """Wait for a report that is under way: after the answer it would make a finished job a running one again."""
-        for thread in self._posting:
-            thread.join(_LAST_REPORT_S)
+        with self._lock:
+            self._ended = True
+        if self._posting is not None:
+            self._posting.join(_LAST_REPORT_S)

@@ -5,11 +5,11 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 from worker.answer import Kept, made_before, made_now, picture_file, result, results, stored_facts, surroundings
@@ -109,12 +109,14 @@ class Service:
 
     def _run(self, job_id: str, raw: object, own_bucket: object, control: JobControl) -> dict[str, Any]:
         began, clock = time.perf_counter(), Clock()
-        with ThreadPoolExecutor(_THREADS, "files") as pool:
+        with _threads() as pool:
             with clock.stage("prepare_s"):
                 job = parse_job(raw)
                 store = self.store if own_bucket is None else job_store(own_bucket)
-                orders = self._orders(job_id, job, pool)
-                wait([pool.submit(order.find, store, job_id) for order in orders if self._finds(order)])
+                orders = self._orders(job_id, job, pool, control)
+                control.wait(
+                    [pool.submit(order.find, store, job_id, control) for order in orders if self._finds(order)]
+                )
             outcomes = self._make(orders, partial(self._keep, store, job_id), pool, control, clock)
         clock.add("total_s", time.perf_counter() - began)
         if not job.many and isinstance(outcomes[0], GenerationError):
@@ -132,11 +134,13 @@ class Service:
             )
         return answer
 
-    def _orders(self, job_id: str, job: ParsedJob, pool: Executor) -> list["Order"]:
+    def _orders(self, job_id: str, job: ParsedJob, pool: Executor, control: JobControl) -> list["Order"]:
         """Read and plan all requests; raises InvalidRequest with the faults of all of them."""
-        read = cache(read_image)
+        # Requests may share a picture and a mask; more than these are not held, since they are of full size.
+        read = lru_cache(2)(read_image)
 
         def order(index: int, request: Request) -> Order | InvalidRequest:
+            control.check()
             if request.seed is None and self.platform:
                 # A job that comes a second time draws the same seeds, so that what is stored is what it asks for.
                 request = request.model_copy(update={"seed": _drawn(job_id, index)})
@@ -150,7 +154,9 @@ class Service:
             digest = request_digest(request, model.source, model.revision)
             return Order(index if job.many else None, request, plan, digest)
 
-        orders = list(pool.map(order, range(len(job.requests)), job.requests))
+        futures = [pool.submit(order, index, request) for index, request in enumerate(job.requests)]
+        control.wait(futures)
+        orders = [future.result() for future in futures]
         refused = {index: found.problems for index, found in enumerate(orders) if isinstance(found, InvalidRequest)}
         if refused:
             raise job.refusal(refused)
@@ -173,6 +179,7 @@ class Service:
 
         with closing(self.engine.run([plan for _, plan, _ in wanted], watch, clock)) as run:
             for made in run if wanted else ():
+                control.check()
                 order, _, indices = wanted[made.plan]
                 index = indices[made.picture]
                 if isinstance(made.outcome, GenerationError):
@@ -182,6 +189,7 @@ class Service:
                 else:
                     order.keeping[index] = pool.submit(keep, order, index, made.outcome)
         with clock.stage("store_s"):
+            control.wait(future for order in orders for future in order.keeping.values())
             return [order.outcome() for order in orders]
 
     def _keep(self, store: Store, job_id: str, order: "Order", index: int, picture: Picture) -> Kept:
@@ -205,10 +213,11 @@ class Order:
     keeping: dict[int, Future[Kept]] = field(default_factory=dict[int, Future[Kept]])
     error: GenerationError | None = None
 
-    def find(self, store: Store, job_id: str) -> None:
+    def find(self, store: Store, job_id: str, control: JobControl) -> None:
         """Look for the pictures that an earlier run of the job has stored for the same request."""
         extension = EXTENSIONS[self.request.output_format]
         for index in range(len(self.plan.seeds)):
+            control.check()
             found = store.find(job_id, picture_name(self.number, index), extension)
             if kept := made_before(self.plan, index, found, self.digest):
                 self.kept[index] = kept
@@ -219,12 +228,22 @@ class Order:
         return replace(self.plan, seeds=tuple(self.plan.seeds[index] for index in indices)), indices
 
     def outcome(self) -> dict[str, Any] | GenerationError:
-        """Wait for what is being stored."""
+        """The result, once all is stored."""
         try:
             self.kept |= {index: future.result() for index, future in self.keeping.items()}
         except GenerationError as error:
             return self.error or error
         return self.error or result(self.request, self.plan, [self.kept[index] for index in sorted(self.kept)])
+
+
+@contextmanager
+def _threads() -> Generator[Executor]:
+    """For what goes through a network. A job that ends early does not wait for what hangs there."""
+    pool = ThreadPoolExecutor(_THREADS, "files")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False)
 
 
 def _preview_url(preview: Preview) -> str | None:

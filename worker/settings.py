@@ -43,7 +43,11 @@ class Settings:
     attention: Literal["auto", "xla", "cudnn"] = _setting("auto", "Attention kernel; auto: cudnn on an NVIDIA GPU.")
     convolution: Literal["auto", "xla", "shifted"] = _setting("auto", "3x3 convolutions; auto: shifted on a CPU.")
     max_slots: int = _setting(
-        4, "Most pictures in one pass, of one job or several; passes of 1, 2, 4 ... up to it are compiled."
+        4,
+        "Most pictures in one pass on each GPU, of one job or several; passes of 1, 2, 4 ... up to it are compiled.",
+    )
+    max_devices: int = _setting(
+        8, "Most GPUs of the worker that share passes; each holds the whole network and carries its share of pictures."
     )
     warm_up: bool = _setting(True, "On Runpod, compile before the first job what SIZES, or the model's own size, need.")
     start_budget_s: float = _setting(

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
 from worker.bucket import Bucket, bucket_of_job, bucket_of_settings
+from worker.errors import GenerationError
 from worker.outputs import PictureFile, data_url
 from worker.places import Found, Place, Store, file_name
 from worker.settings import Settings
@@ -35,13 +37,16 @@ def folder_store(folder: Path) -> Store:
 
     def put(job_id: str, name: str, file: PictureFile, facts: Mapping[str, str]) -> Place:
         path = folder / file_name(job_id, name, file.extension)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if facts:
-            # The digest tells whether picture and facts belong together, wherever a run was cut off.
-            digest = hashlib.sha256(file.data).hexdigest()
-            described = {"sha256": digest, "content_type": file.content_type, "facts": dict(facts)}
-            _replace(_facts_file(path), json.dumps(described).encode("ascii"))
-        _replace(path, file.data)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if facts:
+                # The digest tells whether picture and facts belong together, wherever a run was cut off.
+                digest = hashlib.sha256(file.data).hexdigest()
+                described = {"sha256": digest, "content_type": file.content_type, "facts": dict(facts)}
+                _replace(_facts_file(path), json.dumps(described).encode("ascii"))
+            _replace(path, file.data)
+        except OSError as error:
+            raise GenerationError(f"picture {name}: cannot be written to {path}: {error.strerror}") from None
         return Place(str(path))
 
     def find(job_id: str, name: str, extension: str) -> Found | None:
@@ -75,6 +80,10 @@ def _facts_file(path: Path) -> Path:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(data)
-    partial.replace(path)
+    # Another run may write the same picture at the same time.
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,5 +1,7 @@
 """A worker's process: loads the engine by its environment, runs one job, and tells how. Run as a module.
 
+Takes changes of the job as JSON.
+
 Prints one line of JSON: seconds of loading, what JAX compiled from then on, programs by origin, and the answer.
 """
 
@@ -19,7 +21,7 @@ from worker.settings import load_settings
 from worker.storage import inline_store
 
 
-def main() -> None:
+def main(changes: str = "{}") -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     compiled: list[str] = []
 
@@ -31,7 +33,7 @@ def main() -> None:
     began = time.perf_counter()
     engine = load_engine(load_settings(os.environ))
     seconds = time.perf_counter() - began
-    answer = Service(engine, inline_store, 50_000_000).run({"id": "test", "input": JOB})
+    answer = Service(engine, inline_store, 50_000_000).run({"id": "test", "input": JOB | json.loads(changes)})
     store = engine.programs.store
     assert store is not None
     told = {
@@ -47,4 +49,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

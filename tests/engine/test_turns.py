@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from worker.engine.turns import Lane, choose, cost, pass_sizes, places, powers_of_two
+from worker.engine.turns import Lane, choose, cost, pass_sizes, pass_slots, places
 
 SMALL, LARGE = Lane(8, 8, True), Lane(16, 16, True)
 
@@ -85,13 +85,29 @@ def test_the_size_of_a_pass(wanted, sizes, size):
     assert places(wanted, sizes) == size
 
 
+@pytest.mark.parametrize(("wanted", "size"), [(1, 1), (2, 3), (3, 3), (4, 3), (5, 3), (6, 6), (20, 12)])
+def test_several_devices_work_side_by_side(wanted, size):
+    assert places(wanted, (1, 3, 6, 12), devices=3) == size
+
+
 @pytest.mark.parametrize(
-    ("pictures", "most", "sizes"), [(1, 4, [1]), (3, 4, [2, 1]), (7, 4, [4, 2, 1]), (6, 3, [2, 2, 2]), (16, 16, [16])]
+    ("pictures", "most", "devices", "sizes"),
+    [
+        (1, 4, 1, [1]),
+        (3, 4, 1, [2, 1]),
+        (7, 4, 1, [4, 2, 1]),
+        (6, 3, 1, [2, 2, 2]),
+        (16, 16, 1, [16]),
+        (6, 1, 4, [4, 4]),
+        (9, 2, 4, [8, 1]),
+    ],
 )
-def test_passes_of_powers_of_two(pictures, most, sizes):
-    assert pass_sizes(pictures, most) == sizes
+def test_the_passes_of_a_job(pictures, most, devices, sizes):
+    assert pass_sizes(pictures, pass_slots(most, devices), devices) == sizes
 
 
-def test_powers_of_two():
-    assert powers_of_two(1) == [1]
-    assert powers_of_two(6) == [1, 2, 4]
+@pytest.mark.parametrize(
+    ("most", "devices", "slots"), [(1, 1, [1]), (6, 1, [1, 2, 4]), (1, 3, [1, 3]), (4, 2, [1, 2, 4, 8])]
+)
+def test_sizes_of_passes(most, devices, slots):
+    assert pass_slots(most, devices) == slots

@@ -127,6 +127,14 @@ def test_a_start_without_any_size_or_with_a_broken_device_ends(stand_in, sizes, 
         warm_up.run(30)
 
 
+@pytest.mark.parametrize("size", [(0, 0), (100_000, 8), (4096, 4096)])
+def test_a_size_that_no_job_may_have_ends_the_start_before_anything_is_compiled(stand_in, size):
+    warm_up, programs = stand_in((SMALL, size))
+    with pytest.raises(StartupError, match=f"SIZES, MAX_PIXELS: {size[0]}x{size[1]} cannot be served: width"):
+        warm_up.run(30)
+    assert not programs.asked
+
+
 def test_a_failure_behind_is_told_in_the_log(stand_in, caplog):
     warm_up, programs = stand_in((SMALL,), waits=(8,), fails={8: NO_MEMORY})
     warm_up.run(0.1)

@@ -23,7 +23,7 @@ class JobApi:
     `posts`: every accepted body of a job's done URL in the order of arrival, progress included. `takes`: query of each
     take; `taken`: ids of the jobs that were handed out. `pings`: (seconds, query) of each ping. The faults are used up
     one by one, by the next takes or by the next posts of a job; `post_delay_s` holds progress back before it counts as
-    arrived.
+    arrived. `raw`: JSON that is handed out in place of a text.
     """
 
     posts: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
@@ -33,6 +33,7 @@ class JobApi:
     take_faults: deque[Fault] = field(default_factory=deque)
     post_faults: dict[str, deque[Fault]] = field(default_factory=dict)
     post_delay_s: float = 0.0
+    raw: dict[str, str] = field(default_factory=dict)
     _jobs: deque[dict[str, Any]] = field(default_factory=deque)
     _stops: deque[str] = field(default_factory=deque)
 
@@ -116,7 +117,10 @@ class JobApi:
         if not taken:
             return web.Response(status=204)
         self.taken += [job["id"] for job in taken]
-        return web.json_response(text=json.dumps(taken if batch else taken[0]))
+        text = json.dumps(taken if batch else taken[0])
+        for name, raw in self.raw.items():
+            text = text.replace(json.dumps(name), raw)
+        return web.json_response(text=text)
 
     async def _stop(self, _request: web.Request) -> web.Response:
         await _until(lambda: bool(self._stops))

@@ -29,6 +29,7 @@ class StubPrograms:
     """Stands for `worker.engine.programs.Programs`; a picture's grey depends on its first latent, so on its seed."""
 
     store = None
+    devices = 1
 
     def __init__(self, pipeline: Any):
         self.pipeline = pipeline
@@ -49,6 +50,11 @@ class StubPrograms:
 
     def sizes(self, _lane: Any) -> tuple[int, ...]:
         return (1, 2, 4)
+
+    def place(self, slot: Any) -> Any:
+        import jax
+
+        return jax.device_put(slot)
 
     def encode_text(self, _ids: Any, keep: Any) -> Any:
         import numpy as np

@@ -19,6 +19,9 @@ def job(job_id: str, **fields: Any) -> dict[str, Any]:
     return {"id": job_id, "input": {"prompt": "a fox", "num_inference_steps": 2, "seed": 1} | fields}
 
 
+TOO_LONG, TOO_DEEP = "too long", "too deep"
+RAW = {TOO_LONG: "9" * 5_000, TOO_DEEP: "[" * 20_000 + "]" * 20_000}
+"""What `json` does not write, by the text that stands for it."""
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "input"),
     ({"input": None}, "input"),
@@ -32,6 +35,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": {"prompt": "a fox", "width": 3, "seed": -7}}, "width"),
     ({"input": {"prompt": "a fox", "guidance_scale": float("nan")}}, "guidance_scale"),
     ({"input": {"prompt": "a fox", "num_images": 10**30}}, "num_images"),
+    ({"input": {"prompt": "a fox", "seed": TOO_LONG}}, "seed"),
+    ({"input": {"prompt": "a fox", "width": TOO_DEEP}}, "width"),
     ({"input": {"prompt": "a fox", "image": "not base64!"}}, "image"),
     ({"input": {"prompt": "a fox", "scheduler": "no such"}}, "scheduler"),
     ({"input": {"prompt": "a fox", "height": BROKEN}}, "internal error"),
@@ -41,6 +46,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 def test_every_one_of_many_jobs_is_answered_once_and_rightly(api, worker):
+    api.raw = RAW
     jobs, expected = [], {}
     for number in range(500):
         name = f"many-{number}"
@@ -167,7 +173,7 @@ def test_a_take_that_fails_is_tried_again(api, worker, fault):
     assert worker.process.poll() is None
 
 
-@pytest.mark.parametrize("fault", [503, "lost"])
+@pytest.mark.parametrize("fault", [503, 429, "lost"])
 def test_a_result_that_is_not_taken_is_posted_again(api, worker, fault):  # noqa: ARG001
     name = f"post-{fault}"
     api.post_faults[name] = deque([fault])

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from worker.diffusion.loop import State
 from worker.diffusion.table import StepTable
 from worker.engine.memory import is_out_of_memory
+from worker.engine.operations import Slot
 from worker.engine.pace import Pace
 from worker.engine.programs import Programs
-from worker.engine.slots import Draw, Slot, part_state, stack
-from worker.engine.turns import Lane, choose, largest_power_of_two, places
+from worker.engine.slots import Draw, part_state, stack
+from worker.engine.turns import Lane, choose, pass_slots, places
 from worker.errors import JobStopped
 
 log = logging.getLogger(__name__)
@@ -98,12 +99,13 @@ class Job:
 class _Pass:
     """Samples side by side on the device; everything but the state stays as it is."""
 
-    def __init__(self, samples: list[Sample], size: int):
+    def __init__(self, samples: list[Sample], size: int, place: Callable[[Slot], Slot]):
         self.samples = samples
         self.size = size
-        self._fixed: Slot = jax.device_put(stack([sample.begin()[0] for sample in samples], size))
+        self._fixed = place(stack([sample.begin()[0] for sample in samples], size))
         self.state = self._fixed.state
-        self._noise = jax.device_put(np.zeros(self.state.x.shape, np.float32))
+        self._sharding = self.state.x.sharding
+        self._noise = jax.device_put(np.zeros(self.state.x.shape, np.float32), self._sharding)
 
     def holds(self, samples: list[Sample], size: int) -> bool:
         """Whether these are they, in whatever order."""
@@ -111,7 +113,12 @@ class _Pass:
 
     def park(self) -> None:
         """Give every sample its state back, on the host."""
-        state = jax.tree.map(np.asarray, self.state)
+        try:
+            state = jax.tree.map(np.asarray, self.state)
+        except Exception:  # the device has lost it
+            for sample in self.samples:
+                sample.again()
+            raise
         for index, sample in enumerate(self.samples):
             sample.park(part_state(state, index))
 
@@ -124,7 +131,7 @@ class _Pass:
             noises = np.zeros(self.state.x.shape, np.float32)
             for index, noise in drawn.items():
                 noises[index] = noise
-            self._noise = jax.device_put(noises)
+            self._noise = jax.device_put(noises, self._sharding)
         fixed = self._fixed
         self.state = programs.advance(
             self.state, fixed.table, fixed.length, fixed.conditions, self._noise, fixed.blend, count
@@ -134,11 +141,12 @@ class _Pass:
 
 
 class Batcher:
-    """Runs samples on the device in passes of at most `max_slots`; any thread may call it."""
+    """Runs samples in passes of at most `max_slots` on each of the devices that share them; any thread may call it."""
 
-    def __init__(self, programs: Programs, max_slots: int, pace: Pace):
+    def __init__(self, programs: Programs, max_slots: int, pace: Pace, devices: int = 1):
         self._programs = programs
-        self._most = largest_power_of_two(max_slots)
+        self._sizes = pass_slots(max_slots, devices)
+        self._devices = devices
         self._pace = pace
         self._device: Executor = ThreadPoolExecutor(1, thread_name_prefix="device")
         # Touched by the device's thread alone.
@@ -167,9 +175,9 @@ class Batcher:
         finally:
             job.given_up = True
 
-    def most(self, lane: Lane) -> int:
-        """Most samples in a pass of the lane, as far as its memory is known."""
-        return self._limits.get(lane, self._most)
+    def sizes(self, lane: Lane) -> list[int]:
+        """Numbers of places that a pass of the lane may have, as far as its memory is known."""
+        return [size for size in self._sizes if size <= self._limits.get(lane, size)]
 
     def _admit(self, job: Job) -> None:
         # While there are jobs, a turn is waiting in the queue.
@@ -231,12 +239,12 @@ class Batcher:
 
     def _size(self, wanted: list[Sample]) -> int:
         """Slots of the pass for them, of those that are compiled; a better size is compiled behind."""
-        lane, most = wanted[0].lane, 1 if wanted[0].alone else self.most(wanted[0].lane)
-        sizes = [size for size in self._programs.sizes(lane) if size <= most]
+        lane, allowed = wanted[0].lane, [1] if wanted[0].alone else self.sizes(wanted[0].lane)
+        sizes = [size for size in self._programs.sizes(lane) if size in allowed]
         if not sizes:
             self._programs.prepare(lane.height, lane.width, [1], image=False)
             return 1
-        size, best = places(len(wanted), sizes), largest_power_of_two(min(len(wanted), most))
+        size, best = (places(len(wanted), known, self._devices) for known in (sizes, allowed))
         if best > size:
             self._programs.grow(lane, best)
         return size
@@ -253,8 +261,10 @@ class Batcher:
         held = self._passes.get(lane)
         if held is None or not held.holds(samples, size):
             if held is not None:
+                # Whatever happens, it is not carried on.
+                del self._passes[lane]
                 held.park()
-            held = self._passes[lane] = _Pass(samples, size)
+            held = self._passes[lane] = _Pass(samples, size, self._programs.place)
         return held
 
     def _carry_on(self, held: _Pass) -> None:

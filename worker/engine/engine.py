@@ -73,7 +73,8 @@ class Engine:
 
     def __post_init__(self):
         # Frozen for everyone else.
-        object.__setattr__(self, "_batcher", Batcher(self.programs, self.planner.settings.max_slots, self.pace))
+        batcher = Batcher(self.programs, self.planner.settings.max_slots, self.pace, self.programs.devices)
+        object.__setattr__(self, "_batcher", batcher)
 
     def plan(self, request: Request, image: Image.Image | None, mask: Image.Image | None) -> Plan:
         """See `Planner.plan`."""
@@ -87,10 +88,9 @@ class Engine:
         `clock` gets the seconds of the stages; compilation is one of its own. Raises GenerationError when it fails.
         """
         clock = clock or Clock()
-        checkpoint(0.0, lambda: None)
         try:
             with clock.stage("compile_s"):
-                self._prepare(plans)
+                self._prepare(plans, checkpoint)
         except RuntimeError as error:
             raise _fault(error, plans[0]) from error
         began = time.perf_counter()
@@ -110,13 +110,14 @@ class Engine:
         others = sum(clock.seconds.get(name, 0.0) for name in ("wait_s", *_ENCODING, "decode_s"))
         clock.add("sample_s", time.perf_counter() - began - others)
 
-    def _prepare(self, plans: Sequence[Plan]) -> None:
+    def _prepare(self, plans: Sequence[Plan], checkpoint: Checkpoint) -> None:
         counts: dict[tuple[Lane, bool], int] = {}
         for plan in plans:
             key = _lane(self.planner.pipeline, plan), plan.image is not None
             counts[key] = counts.get(key, 0) + len(plan.seeds)
         for (lane, image), count in counts.items():
-            slots = pass_sizes(count, self._batcher.most(lane))
+            checkpoint(0.0, lambda: None)
+            slots = pass_sizes(count, self._batcher.sizes(lane), self.programs.devices)
             try:
                 self.programs.prepare(lane.height, lane.width, slots, image=image)
             except RuntimeError as error:

@@ -1,7 +1,7 @@
 """Executables as bytes (`jax.experimental.serialize_executable`)."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -13,17 +13,22 @@ _Serialised = tuple[bytes, Any, Any]
 
 
 def pack(compiled: jax.stages.Compiled) -> bytes:
-    """An executable with the structure of its arguments and results."""
+    """An executable with the structure of its arguments and results, and the number of its devices."""
     serialise = cast(Callable[[jax.stages.Compiled], _Serialised], serialize_executable.serialize)
-    return pickle.dumps(serialise(compiled), protocol=5)
+    devices = max(len(sharding.device_set) for sharding in jax.tree.leaves(compiled.input_shardings))
+    return pickle.dumps((devices, serialise(compiled)), protocol=5)
 
 
-def unpack(content: bytes, device: Any) -> jax.stages.Compiled:
-    """The executable, ready on a device; raises ProgramFault. Never give it bytes of unknown origin: it is a pickle."""
+def unpack(content: bytes, devices: Sequence[Any]) -> jax.stages.Compiled:
+    """The executable, ready on as many of the devices as it needs, from the first on; raises ProgramFault.
+
+    Never give it bytes of unknown origin: it is a pickle.
+    """
     load = cast(Callable[..., jax.stages.Compiled], serialize_executable.deserialize_and_load)
     try:
-        serialised, arguments, results = cast(_Serialised, pickle.loads(content))
-        return load(serialised, arguments, results, backend=device.client, execution_devices=[device])
+        count, (serialised, arguments, results) = cast(tuple[int, _Serialised], pickle.loads(content))
+        chosen = list(devices[:count])
+        return load(serialised, arguments, results, backend=devices[0].client, execution_devices=chosen)
     except Exception as error:  # whatever the runtime, or a class that has moved, raises
         raise ProgramFault(f"does not load ({reason(error)})") from error
 

@@ -69,7 +69,12 @@ def machine_of(device: Any, xla_flags: str) -> Machine:
 
 def default_device() -> Any:
     """JAX's first device, without a type that a checker could see."""
-    return cast(Any, jax.devices()[0])
+    return devices()[0]
+
+
+def devices() -> list[Any]:
+    """All of JAX's devices."""
+    return cast(list[Any], jax.devices())
 
 
 @cache

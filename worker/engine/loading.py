@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from worker.diffusion.config import ScheduleConfig
 from worker.diffusion.names import resolve
@@ -15,8 +16,8 @@ from worker.diffusion.sampling import step_table
 from worker.engine.blobs import Key
 from worker.engine.clock import Clock
 from worker.engine.engine import Engine
-from worker.engine.identity import fingerprint, layout
-from worker.engine.operations import Bucket, Operations, ParamSpecs
+from worker.engine.identity import devices, fingerprint, layout
+from worker.engine.operations import Bucket, Operations, ParamSpecs, mesh_over
 from worker.engine.plan import Planner
 from worker.engine.programs import Programs
 from worker.engine.selection import select_kernels, sound_kernels
@@ -28,7 +29,7 @@ from worker.families.presets import distillation
 from worker.nn.kernels import Kernels
 from worker.settings import Settings
 from worker.text import TextTokenizer, load_tokenizer
-from worker.weights.load import Shapes, baked_shapes, load
+from worker.weights.load import Shapes, baked_shapes, load, replicas
 from worker.weights.manifest import Manifest, read_manifest
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ def load_engine(settings: Settings, start: Clock | None = None) -> Engine:
         with start.stage("weights_s"):
             params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
         found = loading.result()
-    made = programs(found.planner, params, found.store)
+    with start.stage("weights_s"):
+        made = programs(found.planner, params, found.store, mesh_over(devices()[: settings.max_devices]))
     made.adopt(found.loaded)
     log.info("serving %s (%s, %s) on %s", manifest.source, manifest.family, found.planner.pipeline.kernels, platform)
     return Engine(manifest, found.planner, made, start=start)
@@ -100,9 +102,11 @@ def load_planner(model_dir: Path, manifest: Manifest, settings: Settings, kernel
     )
 
 
-def programs(planner: Planner, params: Params, store: ProgramStore | None = None) -> Programs:
-    """The programs of a planner's model; nothing is compiled or loaded yet."""
-    return Programs(operations(planner, params), params, store)
+def programs(planner: Planner, params: Params, store: ProgramStore | None = None, mesh: Mesh | None = None) -> Programs:
+    """The programs of a planner's model, spread over the devices of a mesh; nothing is compiled or loaded yet."""
+    denoiser = planner.pipeline.family.denoiser
+    spread = {} if mesh is None else {denoiser: replicas(params[denoiser], mesh)}
+    return Programs(replace(operations(planner, params), mesh=mesh), params, spread, store)
 
 
 def operations(planner: Planner, params: ParamSpecs) -> Operations:

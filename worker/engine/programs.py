@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Array
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from worker.diffusion.loop import Blend, State
 from worker.engine.blobs import Key, title
 from worker.engine.executable import reason
-from worker.engine.operations import Bucket, Operations, Program
+from worker.engine.operations import Bucket, Operations, Program, Slot, slot_shardings
 from worker.engine.store import ProgramStore
 from worker.engine.turns import Lane
 from worker.families.family import TextCondition
@@ -43,11 +44,13 @@ class Programs:
     """The four operations of a pipeline, callable with host or device arrays.
 
     A program comes from memory, from the store, or from the compiler. `compiled` holds the seconds that each program
-    took to compile, `failed` why one could not be.
+    took to compile, `failed` why one could not be. `spread` has the denoiser's parameters on all devices that share a
+    pass, where there are several.
     """
 
     operations: Operations
     params: Params
+    spread: Params = field(default_factory=dict[str, Any])
     store: ProgramStore | None = None
     compiled: dict[Key, float] = field(default_factory=dict[Key, float])
     failed: dict[Key, str] = field(default_factory=dict[Key, str])
@@ -61,6 +64,11 @@ class Programs:
     def pipeline(self) -> Pipeline:
         """The model."""
         return self.operations.pipeline
+
+    @property
+    def devices(self) -> int:
+        """How many devices share a pass."""
+        return self.operations.devices
 
     def prepare(self, height: int, width: int, slots: Iterable[int], *, image: bool) -> None:
         """Compile what passes of so many slots need and is not there, with and without guidance.
@@ -89,7 +97,7 @@ class Programs:
     def sizes(self, lane: Lane) -> tuple[int, ...]:
         """Numbers of slots that can run now without compiling, in growing order."""
         with self._lock:
-            keys = [key for key in self._executables if key[0] == "advance" and key[2:] == lane]
+            keys = [key for key in self._executables if key[0] == "advance" and key[2:5] == lane]
         return tuple(sorted(int(key[1]) for key in keys if self._is_ready(key)))
 
     def grow(self, lane: Lane, slots: int) -> None:
@@ -114,6 +122,11 @@ class Programs:
             with self._lock:
                 self._executables[key] = future
 
+    def place(self, slot: Slot) -> Slot:
+        """The arrays of a pass where its program expects them."""
+        mesh = self.operations.mesh_of(slot.state.x.shape[0])
+        return jax.device_put(slot, None if mesh is None else slot_shardings(mesh))
+
     def encode_text(self, ids: tuple[NDArray[np.int32], ...], keep: NDArray[np.float32]) -> TextCondition:
         """See `Pipeline.encode_text`."""
         return self._obtain(self.operations.text(len(keep)))(self._encoders, ids, keep)
@@ -135,8 +148,11 @@ class Programs:
     ) -> State:
         """See `Pipeline.advance`; `state` is used up."""
         guided = conditions.context.shape[0] == 2
-        executable = self._obtain(self.operations.advance(Bucket(*state.x.shape[:3]), guided=guided))
+        bucket = Bucket(*state.x.shape[:3])
+        executable = self._obtain(self.operations.advance(bucket, guided=guided))
         network = self._params(self.pipeline.family.denoiser)
+        if self.operations.mesh_of(bucket.slots):
+            network = self.spread
         dispatches, rows = (n_rows, 1) if self.pipeline.kernels.loop == "host" else (1, n_rows)
         for _ in range(dispatches):
             state = executable(network, state, tables, lengths, conditions, noise, blend, np.int32(rows))

@@ -6,43 +6,18 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
 from worker.diffusion.loop import Blend, State
 from worker.diffusion.noise import NoiseStream
 from worker.diffusion.table import HISTORY
+from worker.engine.operations import SLOT_AXES, Slot
 from worker.engine.plan import Plan
 from worker.families.family import TextCondition
 from worker.families.latent_diffusion import Conditions, Pipeline
 
 Draw = Callable[[], NDArray[np.float32]]
 """The next noise of a picture's own generator, [h, w, C]."""
-
-
-class Slot(NamedTuple):
-    """The arguments of `Pipeline.advance` for one picture (without their S axis), or for a pass (with it)."""
-
-    state: State
-    table: Float[Array, "*S R K"]
-    length: Int[Array, "*S"]
-    conditions: Conditions
-    blend: Blend
-
-
-def _axes(kind: Any, **axes: Any) -> Any:
-    return kind(**axes)
-
-
-_AXES = _axes(
-    Slot,
-    state=_axes(State, x=0, saved=0, history=1, row=0),
-    table=0,
-    length=0,
-    conditions=_axes(Conditions, context=1, pooled=1, size_ids=1, guidance=0, rescale=0, embedded=0, extra=0),
-    blend=_axes(Blend, mask=0, image=0, noise=0),
-)
-"""Where the S axis stands in each array."""
 
 
 def stack(slots: Sequence[Slot], size: int) -> Slot:
@@ -53,7 +28,7 @@ def stack(slots: Sequence[Slot], size: int) -> Slot:
     def together(axis: int, *arrays: Any) -> Any:
         return None if arrays[0] is None else np.stack(arrays, axis)
 
-    return jax.tree.map(together, _AXES, *filled)
+    return jax.tree.map(together, SLOT_AXES, *filled)
 
 
 def part_state(state: State, index: int) -> State:
@@ -62,7 +37,7 @@ def part_state(state: State, index: int) -> State:
     def part(axis: int, array: Any) -> Any:
         return np.take(np.asarray(array), index, axis)
 
-    return jax.tree.map(part, _AXES.state, state)
+    return jax.tree.map(part, SLOT_AXES.state, state)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import jax
 from worker.engine import blobs
 from worker.engine.blobs import Cache, Key, Record, Verdict, title
 from worker.engine.executable import pack, reason, unpack
-from worker.engine.identity import Machine, default_device, driver_version, machine_of
+from worker.engine.identity import Machine, default_device, devices, driver_version, machine_of
 from worker.engine.trial import Outcome, compare, run_trials
 from worker.errors import ProgramFault
 from worker.settings import Settings
@@ -117,7 +117,7 @@ class ProgramStore:
     def _unpack(self, key: Key, content: bytes) -> jax.stages.Compiled | ProgramFault:
         began = time.perf_counter()
         try:
-            program = unpack(content, self.device)
+            program = unpack(content, devices())
         except ProgramFault as fault:
             return fault
         self.loaded[key] = time.perf_counter() - began

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 from numpy.typing import NDArray
 
 from worker.engine.blobs import digest_of
 from worker.engine.executable import reason, unpack
-from worker.engine.identity import default_device
+from worker.engine.identity import devices
 from worker.engine.memory import is_out_of_memory
 from worker.errors import ProgramFault
 
@@ -103,10 +104,10 @@ def _events(output: str) -> Iterator[dict[str, Any]]:
 
 
 def _main() -> None:
-    device, made = default_device(), dict[tuple[Any, ...], Any]()
+    made: dict[tuple[Any, ...], Any] = {}
     for index, path in enumerate(json.load(sys.stdin)):
         _say({"begun": index})
-        outcome = _try(Path(path), device, made)
+        outcome = _try(Path(path), made)
         _say(outcome._asdict())
         if outcome.fault:
             # A failed kernel can leave the process without a working device: the next program gets a new one.
@@ -117,12 +118,12 @@ def _say(event: dict[str, Any]) -> None:
     print(f"{_MARK}{json.dumps(event)}", flush=True)
 
 
-def _try(path: Path, device: Any, made: dict[tuple[Any, ...], Any]) -> Outcome:
+def _try(path: Path, made: dict[tuple[Any, ...], Any]) -> Outcome:
     try:
         content = path.read_bytes()
         if digest_of(content) != path.name:
             return Outcome(fault="differs from its sha256")
-        return Outcome(samples=_run(unpack(content, device), device, made))
+        return Outcome(samples=_run(unpack(content, devices()), made))
     except (ProgramFault, OSError) as error:
         return Outcome(fault=str(error))
     except Exception as error:  # whatever the device's libraries raise
@@ -131,9 +132,11 @@ def _try(path: Path, device: Any, made: dict[tuple[Any, ...], Any]) -> Outcome:
         return Outcome(fault=f"does not run ({reason(error)})")
 
 
-def _run(program: jax.stages.Compiled, device: Any, made: dict[tuple[Any, ...], Any]) -> Samples:
+def _run(program: jax.stages.Compiled, made: dict[tuple[Any, ...], Any]) -> Samples:
     described = cast(list[tuple[Any, Any]], jax.tree_util.tree_flatten_with_path(program.args_info)[0])
-    leaves = [_argument(path, info, device, made) for path, info in described]
+    # An argument that the program does not use has no place.
+    places = dict(cast(list[tuple[Any, Any]], jax.tree_util.tree_flatten_with_path(program.input_shardings)[0]))
+    leaves = [_argument(path, info, places.get(path), made) for path, info in described]
     arguments, _ = cast(tuple[tuple[Any, ...], dict[str, Any]], jax.tree.unflatten(cast(Any, program.in_tree), leaves))
     results = [np.asarray(result) for result in jax.tree.leaves(program(*arguments))]
     if any(result.dtype.kind in "fV" and not np.isfinite(result.astype(np.float32)).all() for result in results):
@@ -144,15 +147,15 @@ def _run(program: jax.stages.Compiled, device: Any, made: dict[tuple[Any, ...], 
     return tuple(_sample(result) for result in results)
 
 
-def _argument(path: tuple[Any, ...], info: Any, device: Any, made: dict[tuple[Any, ...], Any]) -> Any:
+def _argument(path: tuple[Any, ...], info: Any, place: Sharding | None, made: dict[tuple[Any, ...], Any]) -> Any:
     """An array for one argument; parameters, which programs share, are made once."""
     # `program.args_info` is (arguments, keywords); parameters are the first argument.
     parameter = path[1].idx == 0
     name = jax.tree_util.keystr(path)
-    key = (name, info.shape, info.dtype)
+    key = (name, info.shape, info.dtype, place)
     if parameter and key in made:
         return made[key]
-    array = jax.device_put(_values(name, info.shape, info.dtype, parameter=parameter), device)
+    array = jax.device_put(_values(name, info.shape, info.dtype, parameter=parameter), place)
     if parameter:
         made[key] = array
     return array

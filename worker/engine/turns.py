@@ -51,26 +51,28 @@ def choose[P: Picture](jobs: Sequence[Sequence[P]], turn: int) -> list[P]:
     return [picture for picture in pictures if picture.lane == first.lane and not picture.alone]
 
 
-def places(wanted: int, sizes: Sequence[int]) -> int:
-    """The size of the pass for so many pictures: the largest that is filled, else the smallest there is."""
-    return max((size for size in sizes if size <= wanted), default=min(sizes))
+def places(wanted: int, sizes: Iterable[int], devices: int = 1) -> int:
+    """The size of the pass for so many pictures: the one that carries most in a time, of equal ones the smallest.
+
+    A place costs its device's time whether it is filled or not; devices work side by side.
+    """
+
+    def worth(size: int) -> tuple[float, int, int]:
+        carried = min(wanted, size)
+        return carried / max(1, size / devices), carried, -size
+
+    return max(sizes, key=worth)
 
 
-def pass_sizes(pictures: int, most: int) -> list[int]:
-    """Passes of 1, 2, 4 ... up to `most` that so many equal pictures are made in, so that few programs serve all."""
-    sizes: list[int] = []
-    while pictures:
-        size = largest_power_of_two(min(pictures, most))
-        sizes.append(size)
-        pictures -= size
-    return sizes
+def pass_sizes(pictures: int, sizes: Sequence[int], devices: int = 1) -> list[int]:
+    """The passes in which so many equal pictures are made."""
+    passes: list[int] = []
+    while pictures > 0:
+        passes.append(places(pictures, sizes, devices))
+        pictures -= passes[-1]
+    return passes
 
 
-def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4 ... up to `most`."""
-    return [1 << exponent for exponent in range(most.bit_length())]
-
-
-def largest_power_of_two(limit: int) -> int:
-    """The largest that is not above the limit, which is at least 1."""
-    return 1 << (limit.bit_length() - 1)
+def pass_slots(most: int, devices: int = 1) -> list[int]:
+    """Sizes of passes, so few that their programs serve all: 1, then 1, 2, 4 ... up to `most` on each device."""
+    return sorted({1} | {devices << exponent for exponent in range(most.bit_length())})

@@ -10,8 +10,9 @@ from PIL import Image
 
 from worker.engine.engine import Engine
 from worker.engine.executable import reason
-from worker.engine.turns import powers_of_two
-from worker.errors import GenerationError, OutOfMemory, StartupError
+from worker.engine.plan import Plan
+from worker.engine.turns import pass_slots
+from worker.errors import GenerationError, InvalidRequest, OutOfMemory, StartupError
 from worker.request import parse_request
 
 log = logging.getLogger(__name__)
@@ -65,8 +66,9 @@ class WarmUp:
 
     def _run(self, single: Future[None]) -> None:
         try:
-            for size in self.sizes:
-                self._make(size)
+            plans = {size: self._plan(size) for size in self.sizes}
+            for size, plan in plans.items():
+                self._make(size, plan)
             if len(self.failed) == len(self.sizes):
                 raise StartupError(f"no picture can be made: {next(iter(self.failed.values()))}")
             single.set_result(None)
@@ -80,12 +82,19 @@ class WarmUp:
             else:
                 single.set_exception(error)
 
-    def _make(self, size: Size) -> None:
-        """Compile, and make one picture, with which libraries take what they need."""
-        engine, (width, height) = self._engine, size
-        image, mask = Image.new("RGB", size), Image.new("L", size, 255)
+    def _plan(self, size: Size) -> Plan:
+        width, height = size
         job = {"prompt": "", "image": "given", "width": width, "height": height, "num_inference_steps": 1}
-        plan = engine.plan(parse_request(job), image, mask)
+        try:
+            # What is not allowed is refused before there is a picture of the size.
+            request = parse_request(job)
+            return self._engine.plan(request, Image.new("RGB", size), Image.new("L", size, 255))
+        except InvalidRequest as error:
+            raise StartupError(f"SIZES, MAX_PIXELS: {titles([size])} cannot be served: {error}") from None
+
+    def _make(self, size: Size, plan: Plan) -> None:
+        """Compile, and make one picture, with which libraries take what they need."""
+        engine = self._engine
         try:
             engine.programs.keep(*self._grid(size), self._slots)
             outcomes = [made.outcome for made in engine.run([plan])]
@@ -115,7 +124,7 @@ class WarmUp:
 
     @cached_property
     def _slots(self) -> list[int]:
-        return powers_of_two(self._engine.planner.settings.max_slots)
+        return pass_slots(self._engine.planner.settings.max_slots, self._engine.programs.devices)
 
 
 def _tell(single: Future[None]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from worker.errors import CheckpointError
 from worker.weights.manifest import BakedPart, Manifest
@@ -65,6 +65,17 @@ def load(
     size = sum(manifest.parts[part].size_bytes for part in files)
     log.info("weights: %d bytes in %.2f s (%.2f GB/s)", size, seconds, size / seconds / 1e9)
     return params
+
+
+def replicas(params: Mapping[str, jax.Array], mesh: Mesh) -> dict[str, jax.Array]:
+    """Parameters on every device of the mesh, whose first one has them: it takes no memory there."""
+    others = mesh.devices.flat[1:]
+    whole = NamedSharding(mesh, PartitionSpec())
+    copies = [params, *(jax.device_put(dict(params), device) for device in others)]
+    return {
+        name: jax.make_array_from_single_device_arrays(array.shape, whole, [copy[name] for copy in copies])
+        for name, array in params.items()
+    }
 
 
 def baked_shapes(model_dir: Path, manifest: Manifest) -> Shapes:
