@@ -1,4 +1,4 @@
-"""The image of the project's Dockerfile, built once, and containers of it.
+"""The images of the project's Dockerfile, each built once, and containers of them.
 
 IMAGE_ENGINE is the command that runs containers, by default `docker`. IMAGE_BUILDER replaces `docker build`, where
 the base images have to come from elsewhere; it is called as `IMAGE_BUILDER FOLDER -t TAG -- ARGUMENTS`, with the
