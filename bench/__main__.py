@@ -6,14 +6,16 @@ import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 from bench.coldstart import coldstart
 from bench.compare import compare
-from bench.full_size import PUBLISHED, write_full_size, write_hollow
+from bench.full_size import PUBLISHED, weights_table, write_full_size, write_hollow
 from bench.gpu_check.check import check
 from bench.gpu_check.plan import CheckPlan, dry_plan
 from bench.throughput import throughput
 from worker.errors import WorkerError
+from worker.weights.manifest import Dtype
 
 
 def main() -> None:
@@ -30,6 +32,8 @@ def main() -> None:
     random.add_argument("name", choices=sorted(PUBLISHED))
     random.add_argument("--out", type=Path, required=True)
     random.add_argument("--hollow", action="store_true", help="baked, without weights: all that compiling needs")
+    random.add_argument("--dtype", choices=get_args(Dtype), default="bfloat16", help="of a hollow one")
+    commands.add_parser("weights", help="GB of the weights of every published size, by part")
     card = commands.add_parser("gpu-check", help="all measurements on this machine's card, in about ten minutes")
     card.add_argument("--out", type=Path, required=True, help="for results.md, results.json, logs, the model")
     card.add_argument("--programs", type=Path, help="a baked or hollow folder with programs for this card")
@@ -48,8 +52,12 @@ def main() -> None:
     cold.add_argument("--starts", type=int, default=5, help="fresh processes of each side")
     options = parser.parse_args()
     try:
-        if options.command == "random":
-            (write_hollow if options.hollow else write_full_size)(options.name, options.out)
+        if options.command == "random" and options.hollow:
+            write_hollow(options.name, options.out, options.dtype)
+        elif options.command == "random":
+            write_full_size(options.name, options.out)
+        elif options.command == "weights":
+            print(weights_table())
         elif options.command == "gpu-check":
             plan = dry_plan if options.dry_run else partial(CheckPlan, dry=False)
             check(

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import published
+from builder.convert import part_dtype
 from builder.toy import write_random, write_tokenizers
 from worker.families import FAMILIES
 from worker.families.family import Family, Part
 from worker.families.tiny import flux_index, model_index, t5_tokenizer, tokenizer
 from worker.nn.functional import functional
 from worker.nn.kernels import Kernels
-from worker.weights.manifest import BakedPart, Dtype, Manifest, write_manifest
+from worker.weights.manifest import EIGHT_BITS, BakedPart, Dtype, Manifest, write_manifest
+from worker.weights.mapping import stored_dtype
 from worker.weights.tensors import Digest, write_tensors
 
 _SD15_SCHEDULER = FAMILIES["stable-diffusion"].tiny["sd1"]["scheduler"]
@@ -85,39 +88,60 @@ _PATTERN = 1 << 20
 """Random numbers that the weights of `write_baked` are made of, again and again."""
 
 
-def baked_parts(name: str) -> tuple[Family, Mapping[str, Any], dict[str, Dtype]]:
-    """Family, JSON files, and the number format of each part's weights, as the builder chooses it for bfloat16."""
+def baked_parts(name: str, dtype: Dtype = "bfloat16") -> tuple[Family, Mapping[str, Any], dict[str, Dtype]]:
+    """Family, JSON files, and the number format of each part's weights, as the builder chooses it for `dtype`."""
     family, files = BAKED[name]
-    dtypes: dict[str, Dtype] = {
-        part.name: "float32" if files[part.name].get("force_upcast") else "bfloat16" for part in family.parts
-    }
-    return family, files, dtypes
+    return family, files, {part.name: part_dtype(part, files[part.name], dtype) for part in family.parts}
 
 
-def write_hollow(name: str, folder: Path) -> None:
+def baked_shapes(name: str, dtype: Dtype = "bfloat16") -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
+    """Part -> parameter -> shape and dtype of a baked folder of a key of `BAKED`."""
+    family, files, dtypes = baked_parts(name, dtype)
+
+    def shapes(part: Part) -> dict[str, jax.ShapeDtypeStruct]:
+        stored = dtypes[part.name]
+        found = functional(part.build(part.parse(files[part.name]), Kernels()), scaled=stored == EIGHT_BITS).shapes
+        return {
+            name: jax.ShapeDtypeStruct(spec.shape, stored_dtype(stored, name, found)) for name, spec in found.items()
+        }
+
+    return {part.name: shapes(part) for part in family.parts}
+
+
+def weights_table() -> str:
+    """GB of the weights of every published size, by part and by what the builder is asked for."""
+    lines = ["| model | dtype | all, GB | by part |", "| --- | --- | --- | --- |"]
+    for name, dtype in product(PUBLISHED, ("bfloat16", EIGHT_BITS)):
+        sizes = {
+            part: sum(spec.size * spec.dtype.itemsize for spec in specs.values()) / 1e9
+            for part, specs in baked_shapes(name, dtype).items()
+        }
+        parts = ", ".join(f"{part} {size:.2f}" for part, size in sizes.items())
+        lines.append(f"| {name} | {dtype} | {sum(sizes.values()):.2f} | {parts} |")
+    return "\n".join(lines)
+
+
+def write_hollow(name: str, folder: Path, dtype: Dtype = "bfloat16") -> None:
     """Write a baked folder of a key of `BAKED` without its weights: all that compiling needs."""
     family = BAKED[name][0]
     nothing = Digest(sha256(b"").hexdigest(), 0)
-    _write_folder(name, folder, {part.name: nothing for part in family.parts})
+    _write_folder(name, folder, dtype, {part.name: nothing for part in family.parts})
 
 
-def write_baked(name: str, folder: Path) -> None:
-    """Write a baked folder of a key of `BAKED` with random weights in bfloat16, as fast as the disk takes them.
+def write_baked(name: str, folder: Path, dtype: Dtype = "bfloat16") -> None:
+    """Write a baked folder of a key of `BAKED` with random weights, as fast as the disk takes them.
 
     Its programs are those of `write_hollow`.
     """
-    family, files, dtypes = baked_parts(name)
     folder.mkdir(parents=True)
+    shapes = baked_shapes(name, dtype)
 
-    def write(part: Part) -> Digest:
-        shapes = functional(part.build(part.parse(files[part.name]), Kernels())).shapes
-        dtype = np.dtype(dtypes[part.name])
-        specs = {name: jax.ShapeDtypeStruct(spec.shape, dtype) for name, spec in shapes.items()}
-        return write_tensors(folder / f"{part.name}.safetensors", specs, _patterned(specs))
+    def write(part: str) -> Digest:
+        return write_tensors(folder / f"{part}.safetensors", shapes[part], _patterned(shapes[part]))
 
-    with ThreadPoolExecutor(len(family.parts)) as pool:
-        written = list(pool.map(write, family.parts))
-    _write_folder(name, folder, dict(zip((part.name for part in family.parts), written, strict=True)))
+    with ThreadPoolExecutor(len(shapes)) as pool:
+        written = list(pool.map(write, shapes))
+    _write_folder(name, folder, dtype, dict(zip(shapes, written, strict=True)))
 
 
 def _patterned(specs: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[NDArray[Any]]:
@@ -135,8 +159,8 @@ def _patterned(specs: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[NDArray[An
         yield np.resize(turned.astype(spec.dtype), spec.shape)
 
 
-def _write_folder(name: str, folder: Path, weights: Mapping[str, Digest]) -> None:
-    family, files, dtypes = baked_parts(name)
+def _write_folder(name: str, folder: Path, dtype: Dtype, weights: Mapping[str, Digest]) -> None:
+    family, files, dtypes = baked_parts(name, dtype)
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizers(family, files, folder)
     parts = {
@@ -156,7 +180,7 @@ def _write_folder(name: str, folder: Path, weights: Mapping[str, Digest]) -> Non
         content_sha256=sha256(b"").hexdigest(),
         licence=None,
         family=family.name,
-        dtype="bfloat16",
+        dtype=dtype,
         parts=parts,
         tokenizers={},
         scheduler=dict(files["scheduler"]),

@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import get_args
 
 from builder.bake import TOY, bake
 from builder.compile import compile_programs
@@ -23,6 +24,7 @@ from builder.fetch import Hub, fetch, split_source
 from builder.targets import CARDS, live_config
 from builder.toy import VARIANTS, write_toy
 from worker.errors import BuildError, WorkerError
+from worker.weights.manifest import Dtype
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--source", required=True, help=source)
         command.add_argument("--out", required=True, type=Path, help="folder to write; whole or absent")
         if name != "fetch":
-            command.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+            command.add_argument("--dtype", choices=get_args(Dtype), default="bfloat16")
             command.add_argument("--force", action="store_true", help="replace another baked model in --out")
     command = commands.add_parser("toy")
     command.add_argument("--variant", required=True, choices=tuple(VARIANTS))

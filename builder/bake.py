@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 TOY = "toy:"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # Room for the converted weights beside the download, as a share of it: fp16 files double in float32.
-_CONVERTED = {"bfloat16": 1.0, "float32": 2.0}
+_CONVERTED = {"bfloat16": 1.0, "float32": 2.0, "float8_e4m3": 0.7}
 
 
 def bake(source: str, out: Path, dtype: Dtype, *, force: bool, hub: Hub) -> None:

@@ -29,6 +29,7 @@ from worker.errors import BuildError, WorkerError
 from worker.nn.kernels import Kernels
 from worker.settings import Settings
 from worker.weights.manifest import Manifest, read_manifest
+from worker.weights.mapping import stored_dtype
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,9 @@ def compile_target(
             check_plans(program.key, compiled.as_text() or "")
         content = pack(compiled)
         blob = blobs.write_blob(model_dir / blobs.FOLDER, content)
-        log.info("%s: %s in %.1f s, %d bytes", name, title(program.key), seconds, len(content))
+        memory = compiled.memory_analysis()
+        works = f", works in {memory.temp_size_in_bytes / 1e9:.2f} GB" if memory else ""
+        log.info("%s: %s in %.1f s, %d bytes%s", name, title(program.key), seconds, len(content), works)
         return Record(
             program=program.key,
             machine=machine,
@@ -119,7 +122,7 @@ def _params(manifest: Manifest, parts: Any) -> dict[str, dict[str, Any]]:
     """The shapes of all parameters in the dtypes of the manifest; no weight is read."""
     return {
         part: {
-            name: jax.ShapeDtypeStruct(spec.shape, manifest.parts[part].dtype)
+            name: jax.ShapeDtypeStruct(spec.shape, stored_dtype(manifest.parts[part].dtype, name, functional.shapes))
             for name, spec in functional.shapes.items()
         }
         for part, functional in parts.items()

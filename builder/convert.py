@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -37,14 +36,22 @@ from worker.families.family import Part
 from worker.nn.functional import functional
 from worker.nn.kernels import Kernels
 from worker.weights.load import folder_problems
-from worker.weights.manifest import FILE_NAME, BakedFile, BakedPart, Dtype, Manifest, read_manifest, write_manifest
-from worker.weights.mapping import RULES, Mapped, pair, to_runtime
+from worker.weights.manifest import (
+    EIGHT_BITS,
+    FILE_NAME,
+    BakedFile,
+    BakedPart,
+    Dtype,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
+from worker.weights.mapping import RULES, Mapped, is_scaled, pair, row_scales, stored_dtype, to_runtime, weight_name
 from worker.weights.tensors import TensorFile, open_tensors, write_tensors
 
 log = logging.getLogger(__name__)
 
 CONVERTER_VERSION = 1
-_NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
 
 
 @dataclass(frozen=True)
@@ -62,19 +69,28 @@ class PartPlan:
     @property
     def size_bytes(self) -> int:
         """Bytes of the tensors to be written."""
-        return sum(spec.size for spec in self.specs.values()) * _NUMPY[self.dtype].itemsize
+        return sum(spec.size * spec.dtype.itemsize for spec in self.specs.values())
 
     def tensors(self) -> Iterator[NDArray[Any]]:
         """The tensors in the order of `specs`, each read when its turn has come."""
         with tqdm(total=self.size_bytes, desc=self.part.name, unit="B", unit_scale=True, disable=None) as bar:
-            for name, spec in self.specs.items():
-                published = self.mapped.sources[name]
-                tensor = to_runtime(self.files[published].read(published), len(spec.shape))
-                tensor = np.ascontiguousarray(tensor, dtype=_NUMPY[self.dtype])
-                if not np.isfinite(tensor).all():
-                    raise CheckpointError(f"{self.part.name}: {published} has values that are not finite")
+            for name in self.specs:
+                tensor = self._tensor(name)
                 yield tensor
                 bar.update(tensor.nbytes)
+
+    def _tensor(self, name: str) -> NDArray[Any]:
+        weight = weight_name(name)
+        published = self.mapped.sources[weight]
+        tensor = to_runtime(self.files[published].read(published), len(self.specs[weight].shape))
+        if is_scaled(weight, self.specs):
+            tensor = tensor.astype(np.float32)
+            scales = row_scales(tensor)
+            tensor = tensor / scales[:, None] if name == weight else scales
+        tensor = np.ascontiguousarray(tensor, dtype=self.specs[name].dtype)
+        if not np.isfinite(tensor).all():
+            raise CheckpointError(f"{self.part.name}: {published} has values that are not finite")
+        return tensor
 
 
 def convert(source: Path, out: Path, dtype: Dtype, *, force: bool = False, origin: Origin | None = None) -> Manifest:
@@ -182,13 +198,13 @@ def plan_parts(source: Path, family: Family, names: list[str], dtype: Dtype) -> 
 
 def _plan(folder: Path, family: Family, part: Part, names: list[str], dtype: Dtype) -> PartPlan:
     config = read_json(folder / "config.json")
-    if part.role == "autoencoder":
-        if config.get("scaling_factor") is None:
-            log.info("%s: no scaling_factor, %g is used", part.name, family.default_scaling_factor)
-            config["scaling_factor"] = family.default_scaling_factor
-        if config.get("force_upcast"):
-            dtype = "float32"
-    targets = functional(part.build(part.parse(config), Kernels())).shapes
+    if part.role == "autoencoder" and config.get("scaling_factor") is None:
+        log.info("%s: no scaling_factor, %g is used", part.name, family.default_scaling_factor)
+        config["scaling_factor"] = family.default_scaling_factor
+    dtype = part_dtype(part, config, dtype)
+    module = part.build(part.parse(config), Kernels())
+    shapes = functional(module, scaled=dtype == EIGHT_BITS).shapes
+    targets = {name: spec for name, spec in shapes.items() if weight_name(name) == name}
     weights = choose_weights(part, names)
     files: dict[str, TensorFile] = {}
     for opened in (open_tensors(folder / name) for name in weights.files):
@@ -200,12 +216,22 @@ def _plan(folder: Path, family: Family, part: Part, names: list[str], dtype: Dty
     )
 
     def place(ours: str) -> tuple[str, int]:
-        file = files[mapped.sources[ours]]
-        return file.path.name, file.tensors[mapped.sources[ours]].begin
+        published = mapped.sources[weight_name(ours)]
+        return files[published].path.name, files[published].tensors[published].begin
 
     # In the order of the source's bytes, so that the disk reads forward.
-    specs = {name: jax.ShapeDtypeStruct(targets[name].shape, _NUMPY[dtype]) for name in sorted(targets, key=place)}
+    specs = {
+        name: jax.ShapeDtypeStruct(shapes[name].shape, stored_dtype(dtype, name, shapes))
+        for name in sorted(shapes, key=place)
+    }
     return PartPlan(part, config, dtype, files, weights.variant, mapped, specs)
+
+
+def part_dtype(part: Part, config: Mapping[str, Any], asked: Dtype) -> Dtype:
+    """The number format of a part, by its `config.json`, in a bake for which `asked` was asked."""
+    if part.role == "autoencoder" and config.get("force_upcast"):
+        return "float32"
+    return "bfloat16" if asked == EIGHT_BITS and not part.eight_bits else asked
 
 
 def _report(plans: list[PartPlan], scheduler: Mapping[str, Any]) -> None:

@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from docs.hub import with_settings
 from worker.diffusion.names import markdown_table
-from worker.job import HEALTH_FIELD, REQUESTS_MAX
 from worker.request import Request, bounds
+from worker.schema import input_schema
 from worker.settings import Settings
 
 README = Path(__file__).parent.parent / "README.md"
@@ -50,59 +50,8 @@ def request_table() -> str:
 
 
 def schema_text() -> str:
-    """JSON schema of a job's `input`: one request, many with their defaults, or the question for a report."""
-    given = _keywords(Request.model_json_schema()["properties"])
-    fields = {name: _nullable(node) for name, node in given.items()}
-    needed = {name: given[name] for name, field in Request.model_fields.items() if field.is_required()}
-    many = {
-        "type": "object",
-        "properties": {
-            "requests": {
-                "description": "What a request leaves out, or has as null, is that of the defaults.",
-                "type": "array",
-                "items": {"$ref": "#/$defs/fields"},
-                "minItems": 1,
-                "maxItems": REQUESTS_MAX,
-            },
-            "defaults": {"anyOf": [{"$ref": "#/$defs/fields"}, {"type": "null"}]},
-        },
-        "required": ["requests"],
-        "additionalProperties": False,
-    }
-    health = {
-        "type": "object",
-        "properties": {HEALTH_FIELD: {"const": True}},
-        "required": [HEALTH_FIELD],
-        "additionalProperties": False,
-    }
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A job's input",
-        "anyOf": [{"$ref": f"#/$defs/{kind}"} for kind in ("request", "requests", "health")],
-        "$defs": {
-            "fields": {"type": "object", "properties": fields, "additionalProperties": False},
-            "request": {"$ref": "#/$defs/fields", "properties": needed, "required": list(needed)},
-            "requests": many,
-            "health": health,
-        },
-    }
-    return json.dumps(schema, indent=2) + "\n"
-
-
-def _keywords(node: Any) -> Any:
-    """The node without titles; bounds of what may be null have pydantic's names in its schema, here JSON schema's."""
-    names = {"ge": "minimum", "le": "maximum", "multiple_of": "multipleOf"}
-    if isinstance(node, dict):
-        return {names.get(key, key): _keywords(value) for key, value in node.items() if key != "title"}
-    return [_keywords(value) for value in node] if isinstance(node, list) else node
-
-
-def _nullable(node: dict[str, Any]) -> dict[str, Any]:
-    if "anyOf" in node:
-        return node
-    about = {key: node[key] for key in ("default", "description") if key in node}
-    value = {key: item for key, item in node.items() if key not in about}
-    return {"anyOf": [value, {"type": "null"}], **about}
+    """See `worker.schema`."""
+    return json.dumps(input_schema(), indent=2) + "\n"
 
 
 def settings_table() -> str:

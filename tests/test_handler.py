@@ -1,7 +1,6 @@
 """`python handler.py` as a process of its own, through the real SDK."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,28 +11,10 @@ import pytest
 from PIL import Image
 
 from tests.diffusers_pictures import picture
+from tests.handler_process import ROOT, handler
 from tests.jobs import JOB
 from worker.errors import StartupError
 from worker.local import check_job
-
-ROOT = Path(__file__).parent.parent
-
-
-def handler(model_dir: Path | str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {
-        "MODEL_DIR": str(model_dir),
-        "JAX_PLATFORMS": "cpu",
-        "XDG_CACHE_HOME": str(folder / "caches"),
-    }
-    return subprocess.run(
-        [sys.executable, str(ROOT / "handler.py"), *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
 
 @pytest.mark.xdist_group("sd1")

@@ -20,6 +20,8 @@ from worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
+API_FLAG = "--rp_serve_api"
+"""With which the SDK serves an API."""
 _EXAMPLE = """an example is '{"input": {"prompt": "a red fox"}}'"""
 _LINE_EVERY_S = 5.0
 _BAR = "{desc} {percentage:3.0f}% |{bar:30}| {elapsed}, {remaining} left"
@@ -29,10 +31,10 @@ def check_job(arguments: Sequence[str]) -> None:
     """Raise StartupError if the job of the command line, or of `test_input.json`, is none that the SDK takes."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--test_input")
-    parser.add_argument("--rp_serve_api", action="store_true")
+    parser.add_argument(API_FLAG, dest="serves", action="store_true")
     options, _ = parser.parse_known_args(arguments)
     file = Path("test_input.json")
-    if options.rp_serve_api or (options.test_input is None and not file.exists()):
+    if options.serves or (options.test_input is None and not file.exists()):
         return
     source = file.name if options.test_input is None else "--test_input"
     try:
@@ -46,13 +48,27 @@ def check_job(arguments: Sequence[str]) -> None:
 def run_locally(service: Service, settings: Settings) -> None:
     """Hand the service to the SDK, which runs one job and exits, or serves its API."""
     console = Console(sys.stderr)
-    runner = JobRunner(service.run, settings, console.progress)
+    reports: dict[str, dict[str, Any]] = {}
+
+    def report(job: Job, update: dict[str, Any]) -> None:
+        reports[job["id"]] = update
+        console.progress(job, update)
+
+    runner = JobRunner(service.run, settings, report)
 
     async def handle(job: Job) -> dict[str, Any]:
-        answer = await runner.handle(job)
-        console.finish(job, answer)
-        return answer
+        try:
+            answer = await runner.handle(job)
+            console.finish(job, answer)
+            return answer
+        finally:
+            reports.pop(job["id"], None)
 
+    if API_FLAG in sys.argv:
+        # A web framework is not waited for by a run of one job.
+        from worker.local_api import extend_api
+
+        extend_api(service, settings.output_dir, reports)
     serverless.start({"handler": handle})
 
 

@@ -37,6 +37,11 @@ def _or_minus_one(schema: dict[str, Any]) -> None:
     schema["anyOf"].append({"const": -1})
 
 
+# Keywords of JSON schema, for forms.
+_PICTURE: dict[str, Any] = {"contentMediaType": "image/*"}
+_KEPT_FOR_OTHERS: dict[str, Any] = {"deprecated": True}
+
+
 def _format(value: Any) -> Any:
     name = value.lower() if isinstance(value, str) else value
     return "jpeg" if name == "jpg" else name
@@ -101,12 +106,16 @@ class Request(BaseModel):
     image: str | None = Field(
         None,
         min_length=1,
+        json_schema_extra=_PICTURE,
         description="The picture to start from: base64, with or without a data-URL prefix, or a URL.",
     )
-    image_url: str | None = Field(None, min_length=1, description="Another name of `image`.")
+    image_url: str | None = Field(
+        None, min_length=1, json_schema_extra=_KEPT_FOR_OTHERS, description="Another name of `image`."
+    )
     mask: str | None = Field(
         None,
         min_length=1,
+        json_schema_extra=_PICTURE,
         description="White where `image` is to be painted anew, black where it is kept; base64 or a URL.",
     )
     strength: Number | None = Field(
@@ -132,9 +141,14 @@ class Request(BaseModel):
     preview: bool = Field(False, description="A small preview picture with each progress report.")
 
     refiner_inference_steps: Integer | None = Field(
-        None, ge=0, description="Of worker-sdxl's refiner, which is not served: ignored, with a warning."
+        None,
+        ge=0,
+        json_schema_extra=_KEPT_FOR_OTHERS,
+        description="Of worker-sdxl's refiner, which is not served: ignored, with a warning.",
     )
-    high_noise_frac: Number | None = Field(None, ge=0, le=1, description="As `refiner_inference_steps`.")
+    high_noise_frac: Number | None = Field(
+        None, ge=0, le=1, json_schema_extra=_KEPT_FOR_OTHERS, description="As `refiner_inference_steps`."
+    )
 
     @field_validator("scheduler_options")
     @classmethod

@@ -31,12 +31,19 @@ class Settings:
         "bakes it onto the network volume, the next ones find it there.",
     )
     model_revision: str = _setting("", "Branch, tag or commit of MODEL_ID; empty: what main was at the first start.")
-    model_dtype: Literal["bfloat16", "float32"] = _setting("bfloat16", "Number format of MODEL_ID's weights.")
+    model_dtype: Literal["bfloat16", "float32", "float8_e4m3"] = _setting(
+        "bfloat16", "Number format of MODEL_ID's weights; float8_e4m3: the large networks in half the memory."
+    )
     volume_dir: Path = _setting(
         Path("/runpod-volume"), "The network volume; where there is none, MODEL_ID is baked again at every start."
     )
     output_dir: Path = _setting(Path("output"), "Where local runs put their pictures.")
     verify_weights: bool = _setting(False, "Check every weight file's sha256 at start.")
+    text_encoders: Literal["device", "host", "disk"] = _setting(
+        "device",
+        "Where their weights are between texts: on the device, or in the host's memory or on its disk, from where they "
+        "go to the device for each text and leave it again.",
+    )
     prediction_type: Literal["auto", "epsilon", "v_prediction", "sample"] = _setting(
         "auto", "What the network predicts; auto: what the checkpoint's scheduler configuration says."
     )

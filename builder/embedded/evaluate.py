@@ -22,6 +22,7 @@ from builder.embedded.work import BAKED, MEASURED, Work, prepare
 from builder.toy import write_random
 from worker.engine.loading import load_engine
 from worker.errors import GenerationError
+from worker.families.presets import EMBEDDED_GUIDANCE, EMBEDDED_STEPS
 from worker.families.stable_diffusion import STABLE_DIFFUSION
 from worker.service import Service
 from worker.settings import Settings
@@ -32,7 +33,12 @@ log = logging.getLogger(__name__)
 NAMES = 200
 BEST = 3
 SEED = 0
-JOB: dict[str, Any] = {"num_inference_steps": 20, "guidance_scale": 3.0, "seed": SEED, "metadata": False}
+JOB: dict[str, Any] = {
+    "num_inference_steps": EMBEDDED_STEPS,
+    "guidance_scale": EMBEDDED_GUIDANCE,
+    "seed": SEED,
+    "metadata": False,
+}
 THINGS = ("heart", "circle", "square", "book", "apple", "car", "t-shirt", "fish")
 """Asked for in every colour; few of the pairs have an emoji."""
 NEAR_HUE = 25.0

@@ -19,14 +19,13 @@ from builder.embedded.training import Weights
 from builder.embedded.work import BAKED, NOTES, SOURCE, Work, averages, prepare, reconstruction
 from builder.published import CARD, INDEX
 from builder.published import SCHEDULER as SCHEDULER_FILE
+from worker.families.presets import EMBEDDED
 from worker.families.stable_diffusion import STABLE_DIFFUSION
 from worker.weights.manifest import Dtype
 from worker.weights.mapping import to_published
 from worker.weights.tensors import write_tensors
 
 HALF = np.dtype(ml_dtypes.bfloat16)
-NAME = "emoji"
-"""What answers call the model."""
 
 
 def export(work: Work, dtype: Dtype) -> None:
@@ -44,7 +43,7 @@ def export(work: Work, dtype: Dtype) -> None:
         "reconstruction_db": round(reconstruction(weights["vae"], data), 2),
         "parameters": {part: sum(array.size for array in found.values()) for part, found in weights.items()},
     }
-    staged = work.folder / "export" / NAME
+    staged = work.folder / "export" / EMBEDDED
     shutil.rmtree(staged, ignore_errors=True)
     write_source(staged, weights, work.tokenizer, scale)
     work.model.mkdir(parents=True, exist_ok=True)

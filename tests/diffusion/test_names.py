@@ -1,7 +1,7 @@
 import pytest
 
 from worker.diffusion.config import ScheduleConfig
-from worker.diffusion.names import NAMES, SUFFIXES, markdown_table, resolve
+from worker.diffusion.names import NAMES, SUFFIXES, markdown_table, offered, resolve
 from worker.diffusion.sampling import step_table
 from worker.diffusion.solvers import SOLVERS
 
@@ -41,6 +41,13 @@ EXPECTED = {
 @pytest.mark.parametrize(("name", "solver"), EXPECTED.items())
 def test_names_of_other_workers(name, solver):
     assert resolve(name).solver == solver
+
+
+def test_every_name_that_is_offered_means_something_of_its_own():
+    meanings = [resolve(name) for name in offered()]
+    assert {"Euler", "DPM++ 2M Karras"} <= set(offered())
+    assert {meaning.solver for meaning in meanings} == set(SOLVERS)
+    assert all(meaning not in meanings[:index] for index, meaning in enumerate(meanings))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -1,11 +1,16 @@
 """A folder that could not be served stops the start with one clear error."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
+from tests.jobs import run
 from worker.engine import loading, selection
 from worker.engine.loading import load_engine
 from worker.engine.store import ProgramStore
@@ -116,3 +121,29 @@ def test_kernels_are_tried_only_where_no_program_is_stored(folder, monkeypatch, 
     assert engine.planner.pipeline.kernels.attention == ("cudnn" if loaded else "xla")
     assert len(tried) == (0 if loaded else 1)
     assert engine.programs.pipeline is engine.planner.pipeline
+
+
+@pytest.mark.xdist_group("flux")
+@pytest.mark.parametrize("place", ["device", "host", "disk"])
+def test_text_encoders_between_texts(toy, place):
+    plain = toy("flux")
+    params = load_engine(Settings(model_dir=plain.model_dir, text_encoders=place)).programs.params
+    on_device = {
+        part for part, arrays in params.items() if all(isinstance(array, jax.Array) for array in arrays.values())
+    }
+    encoders = {"text_encoder", "text_encoder_2"}
+    assert on_device == params.keys() - (set() if place == "device" else encoders)
+    mapped = {name for name, array in params["text_encoder_2"].items() if is_mapped(array)}
+    assert mapped == (params["text_encoder_2"].keys() if place == "disk" else set())
+    job = {"prompt": "a fox", "width": 64, "height": 64, "num_inference_steps": 2, "seed": 1}
+    engine = plain.service.engine
+    same = dataclasses.replace(engine, programs=dataclasses.replace(engine.programs, params=params))
+    service = dataclasses.replace(plain.service, engine=same)
+    assert [run(service, job)["images"] for _ in range(2)] == [run(plain.service, job)["images"]] * 2
+
+
+def is_mapped(array: Any) -> bool:
+    """Whether it is a view of a file."""
+    while array is not None and not isinstance(array, np.memmap):
+        array = getattr(array, "base", None)
+    return array is not None

@@ -150,6 +150,34 @@ def test_a_pass_that_does_not_fit_is_made_again_of_single_pictures(toy):
     assert set(short.passes[1:]) == {1}
 
 
+class ShortOnce(Around):
+    """Memory that does not suffice for one operation at its first call, and for nothing else after it."""
+
+    def __init__(self, programs: Any, operation: str):
+        super().__init__(programs)
+        self._operation = operation
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self._operation:
+            return super().__getattr__(name)
+        self.calls += 1
+        if self.calls == 1:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.")
+        return super().__getattr__(name)
+
+
+@pytest.mark.xdist_group("sd1")
+@pytest.mark.parametrize("operation", ["encode_text", "encode_image", "decode"])
+def test_what_does_not_fit_beside_others_is_made_once_more(toy, operation):
+    service = toy("sd1").service
+    job = JOB | {"image": encode_picture(photograph(72, 104)), "strength": 0.5}
+    short = ShortOnce(service.engine.programs, operation)
+    found = pictures(with_engine(service, programs=short), job)
+    assert short.calls == 2
+    assert np.array_equal(found, pictures(service, job))
+
+
 @pytest.mark.parametrize(
     ("error", "memory"),
     [

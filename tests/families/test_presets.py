@@ -18,6 +18,7 @@ defaults_of = FAMILIES["stable-diffusion-xl"].defaults
         ("someone/lcm-lora-merged", "LCMScheduler", 4, 1.0),
         ("turbo-owner/plain-model", "EulerDiscreteScheduler", 50, 5.0),
         ("someone/turbocharged", "EulerDiscreteScheduler", 50, 5.0),
+        ("emoji", "DPMSolverMultistepScheduler", 20, 3.0),
     ],
 )
 def test_defaults_of_a_checkpoint(source, scheduler, steps, guidance):

@@ -95,9 +95,14 @@ def worker(api: JobApi, start: Start) -> Worker:
     return made
 
 
-@pytest.fixture
-def unused_port() -> int:
+def free_port() -> int:
     """A port that nothing listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """See `free_port`."""
+    return free_port()

@@ -94,6 +94,15 @@ def title_of(class_name: str, options: Mapping[str, Any]) -> str:
     return " ".join([title, *(suffix for suffix, option in SUFFIXES.items() if options.get(option))])
 
 
+def offered() -> list[str]:
+    """Every title, and after it the title with each word of `SUFFIXES` that it may be followed by."""
+    return [
+        " ".join([entry.title, *suffix])
+        for entry in NAMES
+        for suffix in [[], *([word] for word, option in SUFFIXES.items() if option in SOLVERS[entry.solver].defaults)]
+    ]
+
+
 def markdown_table() -> str:
     """The offered solvers as a Markdown table: names, diffusers' class, noise levels, options."""
     lines = ["| name | also | noise levels | options |", "| --- | --- | --- | --- |"]

@@ -150,7 +150,7 @@ class Engine:
             if not is_out_of_memory(error):
                 raise
             # Once more with the device to itself.
-            pixels, finite = self._batcher.call(lambda: tuple(map(np.asarray, decode())))
+            pixels, finite = self._batcher.call(lambda: _on_host(decode()))
         return pixels[0], bool(finite[0])
 
 
@@ -171,7 +171,7 @@ class _Course:
     def _encoded(self) -> Encoded:
         self._clock.seconds.setdefault("wait_s", time.perf_counter() - self._made)
         with self._clock.stage(_ENCODING[0]):
-            text = jax.tree.map(np.asarray, self._programs.encode_text(self._plan.ids, self._plan.keep))
+            text = _insist(lambda: self._programs.encode_text(self._plan.ids, self._plan.keep))
         with self._clock.stage(_ENCODING[1]):
             return Encoded(text, *self._encode_images())
 
@@ -188,11 +188,25 @@ class _Course:
         return image, masked
 
     def _encode_image(self, image: NDArray[np.float32]) -> Distribution:
-        mean, deviation = self._programs.encode_image(image[None])
-        return Distribution(np.asarray(mean)[0], np.asarray(deviation)[0])
+        mean, deviation = _insist(lambda: self._programs.encode_image(image[None]))
+        return Distribution(mean[0], deviation[0])
 
 
 _ENCODING = ("encode_text_s", "encode_image_s")
+
+
+def _insist(work: Callable[[], Any]) -> Any:
+    """Results on the host; made once more where the memory did not suffice: decoding, beside it, is over by then."""
+    try:
+        return _on_host(work())
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return _on_host(work())
+
+
+def _on_host(results: Any) -> Any:
+    return jax.tree.map(np.asarray, results)
 
 
 def _lane(model: Pipeline, plan: Plan) -> Lane:

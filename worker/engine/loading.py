@@ -29,8 +29,8 @@ from worker.families.presets import distillation
 from worker.nn.kernels import Kernels
 from worker.settings import Settings
 from worker.text import TextTokenizer, load_tokenizer
-from worker.weights.load import Shapes, baked_shapes, load, replicas
-from worker.weights.manifest import Manifest, read_manifest
+from worker.weights.load import Elsewhere, Shapes, baked_shapes, load, replicas
+from worker.weights.manifest import EIGHT_BITS, Manifest, read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,13 @@ def load_engine(settings: Settings, start: Clock | None = None) -> Engine:
     with ThreadPoolExecutor(1, thread_name_prefix="programs") as pool:
         loading = pool.submit(stored)
         with start.stage("weights_s"):
-            params = load(settings.model_dir, manifest, shapes, verify=settings.verify_weights)
+            params = load(
+                settings.model_dir,
+                manifest,
+                shapes,
+                verify=settings.verify_weights,
+                elsewhere=_elsewhere(settings, planner.pipeline),
+            )
         found = loading.result()
     with start.stage("weights_s"):
         made = programs(found.planner, params, found.store, mesh_over(devices()[: settings.max_devices]))
@@ -89,7 +95,8 @@ def load_planner(model_dir: Path, manifest: Manifest, settings: Settings, kernel
     if missing := {part.name for part in family.parts} ^ manifest.parts.keys():
         raise CheckpointError(f"{model_dir}: {', '.join(sorted(missing))}: not the parts of {family.name}")
     schedule = _schedule(model_dir, manifest, settings)
-    model = pipeline(family, {name: part.config for name, part in manifest.parts.items()}, kernels)
+    scaled = frozenset(name for name, part in manifest.parts.items() if part.dtype == EIGHT_BITS)
+    model = pipeline(family, {name: part.config for name, part in manifest.parts.items()}, kernels, scaled)
     return Planner(
         pipeline=model,
         tokenizers=tuple(_tokenizers(model_dir, model)),
@@ -141,6 +148,12 @@ def _shapes(model_dir: Path, manifest: Manifest, model: Pipeline) -> Shapes:
         if layout(manifest, found) == manifest.layout:
             return found
     return model.shapes
+
+
+def _elsewhere(settings: Settings, model: Pipeline) -> dict[str, Elsewhere]:
+    if settings.text_encoders == "device":
+        return {}
+    return {part.name: settings.text_encoders for part in model.family.text_encoders}
 
 
 def _schedule(model_dir: Path, manifest: Manifest, settings: Settings) -> ScheduleConfig:

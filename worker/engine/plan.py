@@ -78,6 +78,17 @@ class Planner:
         """Token ids of a text, by tokeniser."""
         return tuple(tokenizer.length for tokenizer in self.tokenizers)
 
+    @property
+    def refused(self) -> dict[str, str]:
+        """Fields that this model cannot heed, and why."""
+        refused: dict[str, str] = {}
+        if not self.pipeline.family.size_conditioning:
+            names = (name for name in Request.model_fields if name.endswith(("_size", "_top_left")))
+            refused |= dict.fromkeys(names, "this model is not told sizes or crops")
+        if not self.pipeline.family.true_guidance:
+            refused["true_cfg_scale"] = "this model has one scale, guidance_scale"
+        return refused
+
     def plan(self, request: Request, image: Image.Image | None, mask: Image.Image | None) -> Plan:
         """Decide everything; raises InvalidRequest with all that this model cannot do."""
         problems = self._input_problems(request, image, mask)
@@ -141,14 +152,7 @@ class Planner:
                 for name, given in (("image", image), ("mask", mask))
                 if given is None
             ]
-        if not self.pipeline.family.size_conditioning:
-            problems += [
-                f"{name}: this model is not told sizes or crops"
-                for name in Request.model_fields
-                if name.endswith(("_size", "_top_left")) and getattr(request, name) is not None
-            ]
-        if request.true_cfg_scale is not None and not self.pipeline.family.true_guidance:
-            problems.append("true_cfg_scale: this model has one scale, guidance_scale")
+        problems += [f"{name}: {why}" for name, why in self.refused.items() if getattr(request, name) is not None]
         return problems
 
     def _guided(self, request: Request, guidance: float, true_cfg: float | None) -> bool:

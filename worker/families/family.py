@@ -22,7 +22,8 @@ class Part:
     that model_index.json may name; `parse` turns the part's `config.json` into its frozen configuration and raises
     CheckpointError for an option that is not handled; `build` declares the module. A denoiser is called as
     `(x, time, context, *, ...)` with what `Pipeline` has for it of `pooled_BP`, `size_ids_BI` and `guidance_B`; its
-    configuration has `in_channels`, `sample_size`, `patch_size` and `embeds_guidance`.
+    configuration has `in_channels`, `sample_size`, `patch_size` and `embeds_guidance`. `eight_bits`: so large that the
+    weights of its linear layers are in 8 bits, where a bake is asked for them.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Part:
     classes: tuple[str, ...]
     parse: Callable[[Mapping[str, Any]], Any]
     build: "Callable[[Any, Kernels], nnx.Module]"
+    eight_bits: bool = False
 
     @property
     def tokenizer(self) -> str:

@@ -108,13 +108,20 @@ def _tiny(*, embeds_guidance: bool) -> Mapping[str, Any]:
     }
 
 
+_T5 = Part(
+    "text_encoder_2", "text_encoder", "t5_text", ("T5EncoderModel",), T5TextConfig.from_json, _t5_text, eight_bits=True
+)
+_TRANSFORMER = Part(
+    "transformer", "denoiser", "mmdit", ("FluxTransformer2DModel",), MMDiTConfig.from_json, _mmdit, eight_bits=True
+)
+
 FLUX_1 = Family(
     name="flux.1",
     pipelines=("FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"),
     parts=(
         text_encoder("text_encoder", projected=False),
-        Part("text_encoder_2", "text_encoder", "t5_text", ("T5EncoderModel",), T5TextConfig.from_json, _t5_text),
-        Part("transformer", "denoiser", "mmdit", ("FluxTransformer2DModel",), MMDiTConfig.from_json, _mmdit),
+        _T5,
+        _TRANSFORMER,
         AUTOENCODER,
     ),
     compose_text=_compose_text,

@@ -43,11 +43,12 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """`family` bound to the parsed configurations of its parts, by part name."""
+    """`family` bound to the parsed configurations of its parts, by part name; `scaled` names those in 8 bits."""
 
     family: Family
     configs: Mapping[str, Any]
     kernels: Kernels
+    scaled: frozenset[str] = frozenset()
 
     @cached_property
     def parts(self) -> "dict[str, Functional]":
@@ -55,7 +56,10 @@ class Pipeline:
         # It brings Flax, which a worker whose programs are stored never needs.
         from worker.nn.functional import functional
 
-        return {part.name: functional(part.build(self.configs[part.name], self.kernels)) for part in self.family.parts}
+        return {
+            part.name: functional(part.build(self.configs[part.name], self.kernels), scaled=part.name in self.scaled)
+            for part in self.family.parts
+        }
 
     @property
     def shapes(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
@@ -226,12 +230,18 @@ def _merge(array: Array) -> Array:
 
 
 def _dtype(params: Mapping[str, Array]) -> jnp.dtype:
-    return next(iter(params.values())).dtype
+    """What is computed in: 8 bits are for storage alone."""
+    return next(array.dtype for array in params.values() if array.dtype.itemsize > 1)
 
 
-def pipeline(family: Family, configs: Mapping[str, Mapping[str, Any]], kernels: Kernels) -> Pipeline:
+def pipeline(
+    family: Family,
+    configs: Mapping[str, Mapping[str, Any]],
+    kernels: Kernels,
+    scaled: frozenset[str] = frozenset(),
+) -> Pipeline:
     """Parse a checkpoint's part configurations (`config.json` each); raises CheckpointError for an unhandled option."""
-    return Pipeline(family, {part.name: part.parse(configs[part.name]) for part in family.parts}, kernels)
+    return Pipeline(family, {part.name: part.parse(configs[part.name]) for part in family.parts}, kernels, scaled)
 
 
 __all__ = ["Conditions", "Params", "Pipeline", "pipeline"]

@@ -1,7 +1,8 @@
-"""Defaults of distilled checkpoints, which need few steps and little or no guidance.
+"""Defaults of checkpoints that need others than their family: distilled ones, and the small model that comes along.
 
 Sources: the model cards of SDXL-Turbo and SD-Turbo (1 step, no guidance), SDXL-Lightning and Hyper-SD (as many steps as
 the name says), LCM (Luo et al. 2023, arXiv 2310.04378: 4 steps; its full models embed a scale of 8.5), TCD (4 steps).
+The embedded model: what it was measured with (`builder.embedded.evaluate`).
 """
 
 import re
@@ -10,6 +11,10 @@ from dataclasses import replace
 from worker.families.family import Defaults
 
 DISTILLED_GUIDANCE_MAX = 2.0
+
+EMBEDDED = "emoji"
+"""Source of the embedded model, and what answers call it."""
+EMBEDDED_STEPS, EMBEDDED_GUIDANCE = 20, 3.0
 
 
 def distillation(source: str, scheduler_class: str) -> str | None:
@@ -23,6 +28,8 @@ def distillation(source: str, scheduler_class: str) -> str | None:
 
 def checkpoint_defaults(defaults: Defaults, source: str, scheduler_class: str, embeds_guidance: bool) -> Defaults:
     """The family's defaults, or those of the distillation that this checkpoint went through."""
+    if source == EMBEDDED:
+        return replace(defaults, num_inference_steps=EMBEDDED_STEPS, guidance_scale=EMBEDDED_GUIDANCE)
     method = distillation(source, scheduler_class)
     if method is None:
         return replace(defaults, guidance_scale=8.5) if embeds_guidance else defaults

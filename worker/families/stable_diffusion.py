@@ -38,7 +38,7 @@ def _clip_text(config: CLIPTextConfig, kernels: Kernels) -> "nnx.Module":
     return CLIPText(config, kernels)
 
 
-UNET = Part("unet", "denoiser", "unet", ("UNet2DConditionModel",), UNetConfig.from_json, _unet)
+UNET = Part("unet", "denoiser", "unet", ("UNet2DConditionModel",), UNetConfig.from_json, _unet, eight_bits=True)
 AUTOENCODER = Part("vae", "autoencoder", "autoencoder", ("AutoencoderKL",), AutoencoderConfig.from_json, _autoencoder)
 
 

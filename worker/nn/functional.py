@@ -7,6 +7,8 @@ from typing import Any, cast
 import jax
 from flax import nnx, traverse_util
 
+from worker.nn.layers import Linear
+
 
 @dataclass(frozen=True)
 class Functional:
@@ -16,11 +18,15 @@ class Functional:
     apply: Callable[..., Any]
 
 
-def functional(module: nnx.Module) -> Functional:
+def functional(module: nnx.Module, *, scaled: bool = False) -> Functional:
     """Split an abstract module once; merging happens only while a caller traces `apply`.
 
-    Raises ValueError when `apply` is given other names than `shapes`.
+    `scaled` gives every linear layer a `weight_scale`. Raises ValueError where `apply` is given other names.
     """
+    if scaled:
+        for _, node in nnx.iter_graph(module):
+            if isinstance(node, Linear):
+                node.add_scale()
     graph, state = cast(tuple[Any, Any], nnx.split(module))
     nested = cast(dict[tuple[Any, ...], Any], traverse_util.flatten_dict(nnx.to_pure_dict(state)))
     paths = {".".join(map(str, path)): path for path in nested}

@@ -54,14 +54,22 @@ def _project(x: Array, weight_OI: Array) -> Array:
 
 
 class Linear(nnx.Module):
-    """y = x weight^T + bias, weight [out, in]."""
+    """y = x weight^T + bias, weight [out, in], its rows times `weight_scale` where there is one."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True):
         self.weight = parameter(out_features, in_features)
+        self.weight_scale: nnx.Param[Any] | None = None
+        self.out_features = out_features
         self.bias = parameter(out_features) if bias else None
+
+    def add_scale(self) -> None:
+        """Declare the scale of weights that are stored in a format of little range."""
+        self.weight_scale = nnx.data(parameter(self.out_features))
 
     def __call__(self, x: Float[Array, "*rest I"]) -> Float[Array, "*rest O"]:
         y = _project(x, self.weight[...])
+        if self.weight_scale is not None:
+            y = y * self.weight_scale[...].astype(y.dtype)
         return y if self.bias is None else y + self.bias[...].astype(y.dtype)
 
 

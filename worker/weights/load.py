@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import file_digest
 from pathlib import Path
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from worker.errors import CheckpointError
 from worker.weights.manifest import BakedPart, Manifest
-from worker.weights.mapping import raise_differences
+from worker.weights.mapping import raise_differences, stored_dtype
 from worker.weights.tensors import DTYPES, TensorFile, open_tensors
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ _READERS = 8
 
 Shapes = Mapping[str, Mapping[str, jax.ShapeDtypeStruct]]
 """Part -> parameter -> shape; dtypes are the manifest's to say."""
+Elsewhere = Literal["host", "disk"]
 
 
 def load(
@@ -32,25 +34,33 @@ def load(
     *,
     sharding: Sharding | None = None,
     verify: bool = False,
+    elsewhere: Mapping[str, Elsewhere] | None = None,
 ) -> dict[str, dict[str, jax.Array]]:
     """Read the parameters of every part, in the dtypes of the manifest, straight to the device.
 
     `shapes` are those of the model. Names, shapes, dtypes and sizes of files are always checked;
     `verify` also compares each file with its sha256, which reads it a second time. `sharding` says where the
-    arrays go, by default to the first device. Raises one CheckpointError with all that is wrong. Tensors are
-    read eagerly: the faults of a memory map would be served one after the other.
+    arrays go, by default to the first device; `elsewhere`, by part, that they stay off it as NumPy's arrays, which a
+    program takes as well and has on the device only while it runs. Raises one CheckpointError with all that is wrong.
+    Tensors are read eagerly, but for `disk`: the faults of a memory map are served one after the other.
     """
     began = time.perf_counter()
     files = _open(model_dir, manifest, shapes)
 
-    def place(file: TensorFile, name: str) -> jax.Array:
-        # Waiting here bounds the host's memory to one tensor per reader.
-        return jax.device_put(file.read(name), sharding).block_until_ready()
+    def place(part: str, name: str) -> Any:
+        match (elsewhere or {}).get(part):
+            case "host":
+                return files[part].read(name)
+            case "disk":
+                return files[part].map(name)
+            case None:
+                # Waiting here bounds the host's memory to one tensor per reader.
+                return jax.device_put(files[part].read(name), sharding).block_until_ready()
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="weights") as pool:
         digests = {part: pool.submit(_sha256, file.path) for part, file in files.items() if verify}
         pending = {
-            part: {name: pool.submit(place, file, name) for name in file.tensors} for part, file in files.items()
+            part: {name: pool.submit(place, part, name) for name in file.tensors} for part, file in files.items()
         }
         changed = [
             files[part].path.name for part, digest in digests.items() if digest.result() != manifest.parts[part].sha256
@@ -131,8 +141,9 @@ def _check_tensors(part: str, entry: BakedPart, file: TensorFile, shapes: Mappin
     for name, info in file.tensors.items():
         if name in shapes and info.shape != shapes[name].shape:
             differences["shape"].append(f"{name} is {list(info.shape)}, {list(shapes[name].shape)} is expected")
-        if DTYPES.get(info.dtype) != entry.dtype:
-            differences["dtype"].append(f"{name} is {info.dtype}, {entry.dtype} is expected")
+        expected = stored_dtype(entry.dtype, name, shapes)
+        if DTYPES.get(info.dtype) != expected:
+            differences["dtype"].append(f"{name} is {info.dtype}, {expected} is expected")
     raise_differences(part, differences)
 
 

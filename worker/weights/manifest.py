@@ -20,7 +20,9 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 SizeBytes = Annotated[int, Field(ge=0)]
 # A name within the folder: no separator, so that no manifest reaches outside.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
-Dtype = Literal["bfloat16", "float32"]
+Dtype = Literal["bfloat16", "float32", "float8_e4m3"]
+EIGHT_BITS: Dtype = "float8_e4m3"
+"""Linear weights in 8 bits with a scale for each row (arXiv 2209.05433), all else of the part in bfloat16."""
 
 
 class _Record(BaseModel):
@@ -49,9 +51,10 @@ class Manifest(_Record):
 
     `source` is a repository or the name of a folder; `revision` the commit of a repository, None for a
     folder; `content_sha256` stands for the bytes of all files that were converted; `dtype` is what was asked
-    for (an autoencoder with `force_upcast` is kept in float32); `tokenizers`: folder -> file name -> file;
-    `programs` the sha256, and so the name, of the index of compiled programs; `layout` stands for the names and shapes
-    of all parameters and the code that declares them (`engine.identity.layout`).
+    for (an autoencoder with `force_upcast` is kept in float32, small parts in bfloat16 instead of 8 bits);
+    `tokenizers`: folder -> file name -> file; `programs` the sha256, and so the name, of the index of compiled
+    programs; `layout` stands for the names and shapes of all parameters and the code that declares them
+    (`engine.identity.layout`).
     """
 
     format_version: Literal[1] = FORMAT_VERSION

@@ -6,20 +6,25 @@ Our layout differs in one point: the kernels of convolutions are OHWI, theirs OI
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from worker.errors import CheckpointError
+from worker.weights.manifest import EIGHT_BITS, Dtype
 from worker.weights.tensors import TensorInfo
 
 FLOATING = ("F64", "F32", "F16", "BF16")
 _SHOWN = 10
+_SCALE = "_scale"
+_LARGEST = np.float32(448)
+"""Of float8_e4m3."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,30 @@ def to_runtime(tensor: NDArray[Any], rank: int) -> NDArray[Any]:
     if tensor.ndim == 4 and rank == 4:
         return np.transpose(tensor, (0, 2, 3, 1))
     return tensor.reshape(runtime_shape(tensor.shape, rank))
+
+
+def weight_name(name: str) -> str:
+    """The weight whose scales a parameter holds; any other parameter's own name."""
+    return name.removesuffix(_SCALE)
+
+
+def is_scaled(weight: str, names: Container[str]) -> bool:
+    """Whether a weight has scales beside it; `names` are all of its part's."""
+    return weight + _SCALE in names
+
+
+def stored_dtype(dtype: Dtype, name: str, names: Container[str]) -> np.dtype[Any]:
+    """The number format of a parameter of a part in `dtype`; `names` are all of the part's."""
+    if dtype != EIGHT_BITS:
+        return np.dtype(dtype)
+    return np.dtype(ml_dtypes.float8_e4m3fn if is_scaled(name, names) else ml_dtypes.bfloat16)
+
+
+def row_scales(weight_OI: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The powers of two by which rows are divided to fill the range of 8 bits; multiplying by them rounds nothing."""
+    largest_O = np.abs(weight_OI).max(axis=1)
+    _, exponent_O = np.frexp(largest_O / _LARGEST)
+    return np.ldexp(np.float32(1), exponent_O)
 
 
 def to_published(tensor: NDArray[Any]) -> NDArray[Any]:

@@ -26,6 +26,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
     "I16": np.dtype(np.int16),
@@ -79,6 +80,12 @@ class TensorFile:
                     raise CheckpointError(f"{self.path}: cut off within {name}")
                 done += count
         return buffer.view(DTYPES[info.dtype]).reshape(info.shape)
+
+    def map(self, name: str) -> NDArray[Any]:
+        """One tensor as a part of the file, which the system reads when it is used and may drop when it is not."""
+        info = self.tensors[name]
+        mapped = np.memmap(self.path, np.uint8, "r", info.begin, info.end - info.begin)
+        return np.asarray(mapped).view(DTYPES[info.dtype]).reshape(info.shape)
 
 
 def open_tensors(path: Path) -> TensorFile:
