@@ -35,7 +35,7 @@ def main() -> None:
         if not local and not settings.allow_cpu:
             # Without this, JAX would go on with the CPU when CUDA fails.
             os.environ.setdefault("JAX_PLATFORMS", "cuda")
-        # The SDK waits a second for another process while it is imported: JAX is imported and tried meanwhile.
+        # Imported beside JAX, which waits for its device meanwhile.
         Thread(target=import_module, args=("worker.sdk",)).start()
         with start.stage("device_s"):
             from worker.engine.device import check_device

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
@@ -61,8 +62,10 @@ def main() -> None:
         elif options.command == "weights":
             print(weights_table())
         elif options.command == "gpu-check":
-            plan = dry_plan(options.out) if options.dry_run else CheckPlan(options.out, options.programs, dry=False)
-            check(plan, 60 * options.minutes, tuple(filter(None, options.only.split(","))))
+            plan = dry_plan if options.dry_run else partial(CheckPlan, dry=False)
+            check(
+                plan(options.out, options.programs), 60 * options.minutes, tuple(filter(None, options.only.split(",")))
+            )
             print(options.out / "results.md")
         elif options.command == "batch":
             print(batch_client(options.requests))

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from builder.targets import CARDS, target_config
 from worker.engine import blobs
 from worker.engine.blobs import Record, title
+from worker.engine.device import check_device
 from worker.engine.executable import pack, reason
 from worker.engine.identity import default_device, machine_of
 from worker.engine.loading import load_planner, operations, program_fingerprint
@@ -46,9 +47,11 @@ class Target:
 
 
 def open_target(name: str) -> Target:
-    """A card without having it, the CPU, or the default device; raises BuildError."""
+    """A card without having it, the CPU, or the default device; raises BuildError, or StartupError if none computes."""
     if name not in CARDS:
-        return Target(default_device(), sound_kernels(select_kernels(Settings(), jax.default_backend())), None)
+        platform = check_device(allow_cpu=True)
+        log.info("%s: this machine's %s", name, default_device().device_kind)
+        return Target(default_device(), sound_kernels(select_kernels(Settings(), platform)), None)
     try:
         topology = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=target_config(name))
     except (RuntimeError, NotImplementedError) as error:

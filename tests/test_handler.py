@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.diffusers_pictures import picture
-from tests.handler_process import handler
+from tests.handler_process import ROOT, handler
 from tests.jobs import JOB
 from worker.errors import StartupError
 from worker.local import check_job
@@ -69,3 +71,16 @@ def test_a_start_that_cannot_succeed_ends_with_one_line(tmp_path, model_dir, nam
     assert last.startswith("worker: ")
     assert f"{named}: not a baked model" in last
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_start_imports_nothing_that_no_job_needs():
+    """Each costs a tenth of a second or more; the SDK asks for the processor's name in a process of its own."""
+    code = (
+        "import json, sys; from worker.sdk import serverless; "
+        "import worker.engine.device, worker.runner, worker.service; "
+        "print(json.dumps([serverless.utils.rp_debugger.PROCESSOR, *{name.partition('.')[0] for name in sys.modules}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    processor, *imported = json.loads(done.stdout)
+    assert "Unable" in processor
+    assert not {"flax", "optax", "torch", "scipy", "boto3", "botocore", "invoke", "cryptography"} & set(imported)

@@ -6,11 +6,19 @@ import re
 import sys
 from functools import partial
 from threading import Thread, current_thread, main_thread
+from types import ModuleType
 from typing import Any
 
-import runpod
-from aiohttp import ClientConnectionError, ClientResponse, ClientSession
-from runpod.serverless.modules import rp_http, rp_progress, rp_scale
+import cpuinfo
+
+# While it is imported, the SDK asks for the processor's name, which takes a second, and loads its command line's SSH;
+# no job needs either.
+cpuinfo.get_cpu_info = dict
+sys.modules.setdefault("paramiko", ModuleType("paramiko"))
+
+import runpod  # noqa: E402
+from aiohttp import ClientConnectionError, ClientResponse, ClientSession  # noqa: E402
+from runpod.serverless.modules import rp_http, rp_progress, rp_scale  # noqa: E402
 
 serverless = runpod.serverless
 

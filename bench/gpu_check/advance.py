@@ -27,7 +27,7 @@ class Pass:
         made = engine.plan(parse_request(job_of(plan)), None, None)
         text = jax.tree.map(np.asarray, self._programs.encode_text(made.ids, made.keep))
         encoded = Encoded(text, None, None)
-        pictures = [start(made, engine.planner.pipeline, lambda: encoded, seed)[0] for seed in range(slots)]
+        pictures = [start(made, engine.planner.pipeline, encoded, seed)[0] for seed in range(slots)]
         self._given: Slot = jax.device_put(stack(pictures, slots))
         self._noise = jax.device_put(np.zeros(self._given.state.x.shape, np.float32))
         self.key = ("advance", *self._given.state.x.shape[:3], made.guided)

@@ -57,10 +57,10 @@ class CheckPlan:
         return CheckPlan(**raw | {name: tuple(raw[name]) for name in ("slots", "products")})
 
 
-def dry_plan(folder: Path) -> CheckPlan:
+def dry_plan(folder: Path, ahead: Path | None = None) -> CheckPlan:
     """The same at toy size, for a CPU."""
     toy = {"model": "toy", "side": 64, "slots": (1, 2), "rows": 2, "repeats": 2}
-    return CheckPlan(folder, None, True, **toy, products=(128,), attention=((64, 64, 2), (64, 7, 2)))
+    return CheckPlan(folder, ahead, True, **toy, products=(128,), attention=((64, 64, 2), (64, 7, 2)))
 
 
 def say(**facts: Any) -> None:

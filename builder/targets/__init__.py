@@ -7,8 +7,8 @@ import importlib
 from pathlib import Path
 from typing import Any, cast
 
-import jax
-
+from worker.engine.device import check_device, device_facts
+from worker.engine.identity import default_device
 from worker.errors import BuildError
 
 _FOLDER = Path(__file__).parent
@@ -45,10 +45,17 @@ def with_versions(text: str, cuda: tuple[int, int, int], cudnn: tuple[int, int, 
 
 
 def live_config() -> str:
-    """What XLA says of the first device of this machine; raises BuildError if it is not a GPU."""
-    device = cast(Any, jax.devices()[0])
-    if device.platform != "gpu":
-        raise BuildError(f"{device.device_kind}: only a GPU can be a target")
+    """What XLA says of the first device of this machine.
+
+    Raises StartupError if there is none that computes, BuildError if it is not a GPU.
+    """
+    if check_device(allow_cpu=True) != "gpu":
+        raise BuildError(f"{default_device().device_kind}: only a GPU can be a target; {device_facts()}")
+    return config_of(default_device())
+
+
+def config_of(device: Any) -> str:
+    """What XLA says of a device, which may be one that is only compiled for."""
     topology = cast(Any, importlib.import_module("jax._src.lib.xla_client")).get_topology_for_devices([device])
     return str(topology.target_config)
 

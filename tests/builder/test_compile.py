@@ -3,9 +3,12 @@
 import ctypes
 import json
 import logging
+import os
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +213,21 @@ def test_a_toy_s_text_encoder_is_compiled_for_a_card_that_is_not_here(model):
     records = read_index(model, read_manifest(model))
     assert len(records) == measured[0].programs == 6
     assert {entry.machine.card for entry in records} == {"gpu 9.0 with 132 multiprocessors"}
+
+
+@pytest.mark.slow
+def test_a_card_s_description_is_what_xla_says_of_the_card():
+    """`builder target`, asked about a card that is only compiled for. Needs the extra cuda12."""
+    pytest.importorskip("jax_cuda12_plugin")
+    code = (
+        "from builder.compile_target import open_target; from builder.targets import config_of; "
+        "print(config_of(open_target('h200').device))"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        build_stub(Path(folder))
+        environment = os.environ | {"LD_LIBRARY_PATH": folder, "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=TARGETS.parents[1], env=environment, stdout=subprocess.PIPE, check=True
+        )
+    found = dict(re.findall(r'([a-z_]+): ("[^"]*"|[^\s}]+)', done.stdout.decode()))
+    assert {name: found.get(name) for name in fields("h200")} == fields("h200")

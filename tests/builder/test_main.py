@@ -72,3 +72,29 @@ def test_as_a_program_against_the_hub_of_the_environment(hub_server, published, 
     assert done.returncode == 0, done.stderr
     assert params_of(tmp_path / "baked")
     assert not [path for path in (tmp_path / "baked").rglob("*") if path.is_file() and b"hf_right" in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("platform", "command", "message"),
+    [
+        ("cpu", ["target"], "error: cpu: only a GPU can be a target; "),
+        ("cuda", ["target"], "error: JAX has no device on cuda "),
+        ("cuda", ["compile", "--target", "auto", "--model", "{}"], "error: auto: JAX has no device on cuda "),
+    ],
+)
+def test_a_card_that_is_not_here_is_named_with_what_is(tmp_path, platform, command, message):
+    assert main(["bake", "--source", "toy:sd1", "--out", str(tmp_path)]) == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "builder", *(part.format(tmp_path) for part in command)],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": platform},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(message)
+    assert "GPU and driver: " in last
+    assert "ALLOW_CPU" not in last
+    assert "Traceback" not in done.stderr

@@ -144,6 +144,18 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch, caplog):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+def test_a_cache_to_read_only_is_read(filled, monkeypatch, caplog):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(blobs, "write_whole", refuse)
+    monkeypatch.setattr(store, "run_trials", lambda paths: [Outcome()] * len(paths))
+    ours = store_in(filled, tries=True)
+    assert set(ours.load(KEYS)) == set(KEYS[:2])
+    ours.offer(KEYS[2], compiled(KEYS[2]), 0.1)
+    assert caplog.text.count("cannot be written (Read-only file system)") == 1
+
+
 def test_two_workers_write_one_cache_at_once(tmp_path):
     program, together = compiled(KEYS[0]), Barrier(4)
 

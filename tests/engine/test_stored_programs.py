@@ -84,7 +84,7 @@ def test_a_process_serves_what_another_compiled_and_compiles_nothing(toy, compil
     assert {key[0] for key in told["programs_loaded"]} == {"encode_text", "encode_image", "advance", "decode"}
     assert told["faults"] == []
     # What is not needed by then must not be waited for.
-    assert not {"flax", "torch", "scipy", "boto3"} & set(told["imported"])
+    assert not {"flax", "torch", "diffusers", "transformers", "scipy", "boto3"} & set(told["imported"])
     expected = run(toy("sd1").service, JOB)
     found = decode_picture(told["answer"]["images"][0])
     assert np.array_equal(found, decode_picture(expected["images"][0]))
@@ -99,6 +99,23 @@ def test_what_a_worker_compiled_the_next_one_loads(toy, tmp_path):
     assert second["programs_compiled"] == []
     assert sorted(second["programs_loaded"], key=str) == sorted(first["programs_compiled"], key=str)
     assert second["answer"]["images"] == first["answer"]["images"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["encode_text", "advance", "decode"])
+def test_a_worker_compiles_what_is_damaged_and_no_more(toy, baked, tmp_path, part):
+    damaged = [record for record in read_index(baked, read_manifest(baked)) if record.program[0] == part]
+    for record in damaged:
+        (baked / FOLDER / record.blob).write_bytes(b"x")
+    told = served(baked, tmp_path / "cache")
+    keys = {record.program for record in damaged}
+    assert {tuple(key): fault for key, fault in told["faults"]} == dict.fromkeys(keys, "differs from its sha256")
+    # What the job does not ask for stays uncompiled.
+    compiled = {tuple(key) for key in told["programs_compiled"]}
+    assert compiled
+    assert compiled <= keys
+    expected = run(toy("sd1").service, JOB)
+    assert np.array_equal(*(decode_picture(answer["images"][0]) for answer in (told["answer"], expected)))
 
 
 def test_each_blob_is_missed_alone(baked, caplog):

@@ -1,4 +1,4 @@
-"""The image of the project's Dockerfile, built once, and containers of it.
+"""The images of the project's Dockerfile, each built once, and containers of them.
 
 IMAGE_ENGINE is the command that runs containers, by default `docker`. IMAGE_BUILDER replaces `docker build`, where
 the base images have to come from elsewhere; it is called as `IMAGE_BUILDER FOLDER -t TAG -- ARGUMENTS`, with the
@@ -16,7 +16,6 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-TAG = "worker-jax-diffusion:test"
 TOKEN = "hf_SecretOfTheImageTest"
 LOCKED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 """The least that a container may have."""
@@ -44,25 +43,36 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
     secret = tmp_path_factory.mktemp("secret") / "token"
     secret.write_text(TOKEN)
     given = {"EXTRA": "", "MODEL_ID": "toy:sd1", "DTYPE": "float32", "TARGETS": "cpu", "SLOTS": "1"}
+    return _build("test", given, "--secret", f"id=hf_token,src={secret}")
+
+
+@pytest.fixture(scope="session")
+def image_without_model() -> str:
+    """The variant with the model on a network volume, without CUDA."""
+    return _build("test-volume", {"EXTRA": ""})
+
+
+def _build(tag: str, given: dict[str, str], *options: str) -> str:
+    tag = f"worker-jax-diffusion:{tag}"
     arguments = [part for name, value in given.items() for part in ("--build-arg", f"{name}={value}")]
-    arguments += ["--secret", f"id=hf_token,src={secret}"]
+    arguments += options
     builder = os.environ.get("IMAGE_BUILDER")
     command = (
-        [*shlex.split(builder), str(ROOT), "-t", TAG, "--", *arguments]
+        [*shlex.split(builder), str(ROOT), "-t", tag, "--", *arguments]
         if builder
-        else [*_ENGINE, "build", "-t", TAG, *arguments, str(ROOT)]
+        else [*_ENGINE, "build", "-t", tag, *arguments, str(ROOT)]
     )
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return TAG
+    return tag
 
 
 @pytest.fixture
-def container(image: str) -> Generator[Callable[..., str]]:
-    """`container(*options)` starts a worker behind and returns its name; it is removed at the end."""
+def container() -> Generator[Callable[..., str]]:
+    """`container(image, *options)` starts a worker behind and returns its name; it is removed at the end."""
     names: list[str] = []
 
-    def start(*options: str) -> str:
+    def start(image: str, *options: str) -> str:
         names.append(f"worker-test-{os.getpid()}-{len(names)}")
         done = engine("run", "--detach", "--name", names[-1], *options, image)
         assert done.code == 0, done.said

@@ -28,9 +28,10 @@ def check_device(*, allow_cpu: bool) -> str:
         # JAX has no type for it that a checker can see.
         device = cast(Any, jax.devices()[0])
     except Exception as error:  # RuntimeError by a platform that fails, AssertionError without one
+        way_out = "" if allow_cpu else "ALLOW_CPU=true serves without a GPU; "
         raise StartupError(
             f"JAX has no device on {jax.config.jax_platforms or 'any platform'} ({_first_line(error)}); "
-            f"ALLOW_CPU=true serves without a GPU; {device_facts()}"
+            f"{way_out}{device_facts()}"
         ) from None
     if device.platform == "cpu" and not allow_cpu:
         raise StartupError(f"JAX found no GPU; ALLOW_CPU=true serves without one; {device_facts()}")
