@@ -108,6 +108,7 @@ def test_between_two_sizes_that_are_compiled_a_job_can_end(toy):
     prepared: list[int] = []
 
     class Programs:
+        devices = 1
         pipeline = toy("sd1").service.engine.planner.pipeline
 
         def prepare(self, height: int, *_: Any, **__: Any) -> None:

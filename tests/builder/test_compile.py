@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from builder import compile as compile_module
 from builder.__main__ import main
 from builder.compile import DEVICELESS_FLAGS, build_stub, compile_programs
+from builder.compile_target import check_plans
 from builder.convert import convert
 from builder.targets import CARDS, with_versions
 from worker.engine.blobs import FOLDER, Record, digest_of, read_index
@@ -231,3 +233,15 @@ def test_a_card_s_description_is_what_xla_says_of_the_card():
         )
     found = dict(re.findall(r'([a-z_]+): ("[^"]*"|[^\s}]+)', done.stdout.decode()))
     assert {name: found.get(name) for name in fields("h200")} == fields("h200")
+
+
+CONVOLUTION = 'metadata={op_name="jit(decode)/conv_in/conv_general_dilated"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "sound"),
+    [(f"__cudnn$fusion {CONVOLUTION}", True), ("a transformer's text", True), (f"fusion {CONVOLUTION}", False)],
+)
+def test_convolutions_that_are_not_cudnn_s_end_the_build(text, sound):
+    with nullcontext() if sound else pytest.raises(BuildError, match="decode 8 8: no convolution"):
+        check_plans(("decode", 8, 8), text)
